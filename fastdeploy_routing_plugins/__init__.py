@@ -1,0 +1,75 @@
+"""Moves Mixture-of-Experts routing from the rollout engine to the trainer, with pluggable stores.
+
+Names load on first use, so that importing the package costs nothing: no NumPy, no framework, no store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import describe
+    from .discovery import Candidate, discover
+    from .keys import RolloutId, RoutingKey
+    from .names import Part
+    from .opening import open_store, open_store_async
+    from .record import RoutingRecord, WeightSpan
+    from .resolver import ResolvedStore, resolve
+    from .schema import RoutingSchema
+    from .status import RolloutStatus
+    from .store import RoutingStore
+    from .sync import SyncStore
+
+_WHERE = {
+    "open_store": "opening",
+    "open_store_async": "opening",
+    "RoutingStore": "store",
+    "SyncStore": "sync",
+    "RoutingSchema": "schema",
+    "RoutingKey": "keys",
+    "RolloutId": "keys",
+    "Part": "names",
+    "RoutingRecord": "record",
+    "RolloutStatus": "status",
+    "WeightSpan": "record",
+    "resolve": "resolver",
+    "ResolvedStore": "resolver",
+    "discover": "discovery",
+    "Candidate": "discovery",
+    "describe": "config",
+}
+
+__all__ = [
+    "Candidate",
+    "Part",
+    "ResolvedStore",
+    "RolloutId",
+    "RolloutStatus",
+    "RoutingKey",
+    "RoutingRecord",
+    "RoutingSchema",
+    "RoutingStore",
+    "SyncStore",
+    "WeightSpan",
+    "describe",
+    "discover",
+    "open_store",
+    "open_store_async",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - costs 10 ms that most processes need not pay
+
+        return version("fastdeploy-routing-plugins")
+    if name in _WHERE:
+        from importlib import import_module  # noqa: PLC0415 - lazy names are this function's purpose
+
+        return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

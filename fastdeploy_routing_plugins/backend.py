@@ -1,0 +1,240 @@
+"""What the author of a store writes: a blob store with a handful of verbs.
+
+Keys, parts, digests, ranges over layers and waiting are done once, by ``RoutingStore``; a backend moves opaque headers
+and payloads under opaque names. Two forms with the same verbs: ``Backend`` for asyncio code, ``BlockingBackend`` for a
+blocking SDK (its methods are called from several threads at once).
+
+Rules that the conformance kit checks:
+
+* ``_put`` is create-if-absent, atomic between processes: a name appears whole, or not at all, and never changes.
+* What ``_put`` accepted, every process finds at once by ``_get`` and ``_list``.
+* Absence is an ``AbsentError`` (usually ``NotFoundError``), never None and never empty bytes.
+* Names contain only ``0-9 a-z - . _ % = ` ~`` and ``/`` and have at most 600 characters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .errors import AbsentError, UnsupportedError
+
+Ranges = Sequence[tuple[int, int]]
+"""Half-open byte ranges ``(start, stop)`` of a payload, ascending, disjoint; ``()`` asks for the header only."""
+
+POLL_FIRST = 0.001
+POLL_LIMIT = 0.05
+
+
+class Buffer:
+    """A payload on its way into a backend.
+
+    Attributes:
+        data: The payload as a flat, read-only memoryview of bytes. Valid until ``_put`` returns.
+        shape: ``(layers, tokens, top_k)``, or ``()`` for seals and abort marks, whose payload is empty.
+        dtype: ``"uint8"``, ``"uint16"`` or ``"uint32"``, little-endian.
+    """
+
+    __slots__ = ("_on_release", "data", "dtype", "shape")
+
+    def __init__(
+        self,
+        data: memoryview,
+        shape: tuple[int, ...] = (),
+        dtype: str = "uint8",
+        *,
+        on_release: Callable[[], None] | None = None,
+    ) -> None:
+        self.data = data
+        self.shape = shape
+        self.dtype = dtype
+        self._on_release = on_release
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
+        return self.data.nbytes
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.nbytes} bytes, shape={self.shape}, dtype={self.dtype})"
+
+    def retain(self) -> Buffer:
+        """Returns a buffer of this content that stays valid until ``release``: a copy, unless the owner lends it."""
+        return self if self._on_release else Buffer(memoryview(bytes(self.data)), self.shape, self.dtype)
+
+    def release(self) -> None:
+        """Gives a retained buffer back to its owner. Harmless when nobody waits for it."""
+        if self._on_release is not None:
+            callback, self._on_release = self._on_release, None
+            callback()
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A stored object, or some of it.
+
+    Attributes:
+        header: The header exactly as it was put.
+        payload: The whole payload as one bytes-like object, or one per asked range.
+    """
+
+    header: bytes
+    payload: tuple[bytes | bytearray | memoryview, ...]
+
+    def __repr__(self) -> str:
+        return f"Blob(header of {len(self.header)} bytes, {len(self.payload)} pieces)"
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequest:
+    """One item of ``_get_many``; see ``_get`` for the fields."""
+
+    name: str
+    ranges: Ranges | None = None
+
+
+class Backend(ABC):
+    """An asynchronous blob store. Must not block the event loop."""
+
+    async def _open(self) -> None:  # noqa: B027
+        """Connects or prepares. Never deletes or changes what is stored."""
+
+    async def _close(self) -> None:  # noqa: B027
+        """Frees everything. Called once, also after a failed ``_open``; must return within seconds."""
+
+    async def _flush(self) -> None:  # noqa: B027
+        """Returns when every accepted put is as durable as the store makes it."""
+
+    @abstractmethod
+    async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        """Creates an object; returns when every reader can get it.
+
+        Raises:
+            AlreadyExistsError: the name exists; carries the stored header, ``AlreadyExistsError(..., header=...)``.
+            StoreUnavailableError: not possible now, a retry may succeed; the name then exists whole or not at all.
+        """
+
+    @abstractmethod
+    async def _delete(self, names: Sequence[str]) -> int:
+        """Deletes objects; returns how many of them existed. Unknown names are no error."""
+
+    async def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
+        """Returns an object. ``ranges`` is only passed to a backend with ``Capability.RANGE``.
+
+        Raises:
+            AbsentError: there is none; the subclass says why, ``NotFoundError`` if nothing more is known.
+        """
+        raise UnsupportedError("this store keeps nothing that could be read")
+
+    async def _list(self, prefix: str) -> list[str]:
+        """Returns the names that begin with ``prefix``, sorted."""
+        raise UnsupportedError("this store cannot list what it holds")
+
+    async def _clear(self, prefix: str) -> int:
+        """Deletes every object whose name begins with ``prefix``; returns how many."""
+        return await self._delete(await self._list(prefix))
+
+    async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        """Returns ``_list(prefix)`` as soon as it differs from ``seen``, or whatever it is at the deadline.
+
+        Args:
+            prefix: As in ``_list``.
+            seen: An earlier result of ``_list(prefix)``.
+            deadline: In seconds of ``time.monotonic()``.
+        """
+        return await poll_until_changed(self._list, prefix, seen, deadline)
+
+    async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        """Gets several objects at once; absences are returned in place, other errors are raised."""
+
+        async def one(request: GetRequest) -> Blob | AbsentError:
+            try:
+                return await (self._get(request.name) if request.ranges is None else self._get(*_pair(request)))
+            except AbsentError as err:
+                return err
+
+        return list(await asyncio.gather(*[one(request) for request in requests]))
+
+    async def _release(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Tells a backend with ``Capability.RETAIN`` that readers are done with these objects."""
+
+
+class BlockingBackend(ABC):
+    """A blob store over a blocking SDK: the verbs of ``Backend`` as plain methods, called from several threads."""
+
+    threads: int = 8
+    """How many calls the asynchronous form of the store makes at the same time."""
+
+    def _open(self) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+    def _close(self) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+    def _flush(self) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+    @abstractmethod
+    def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        """See ``Backend``."""
+
+    @abstractmethod
+    def _delete(self, names: Sequence[str]) -> int:
+        """See ``Backend``."""
+
+    def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
+        """See ``Backend``."""
+        raise UnsupportedError("this store keeps nothing that could be read")
+
+    def _list(self, prefix: str) -> list[str]:
+        """See ``Backend``."""
+        raise UnsupportedError("this store cannot list what it holds")
+
+    def _clear(self, prefix: str) -> int:
+        """See ``Backend``."""
+        return self._delete(self._list(prefix))
+
+    def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        """See ``Backend``. Overridden only with ``Capability.NOTIFY``; blocks the calling thread."""
+        pause = POLL_FIRST
+        while True:
+            names = self._list(prefix)
+            left = deadline - time.monotonic()
+            if left <= 0 or names != list(seen):
+                return names
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, POLL_LIMIT)
+
+    def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        """See ``Backend``."""
+        results: list[Blob | AbsentError] = []
+        for request in requests:
+            try:
+                results.append(self._get(request.name) if request.ranges is None else self._get(*_pair(request)))
+            except AbsentError as err:
+                results.append(err)
+        return results
+
+    def _release(self, names: Sequence[str]) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+
+def _pair(request: GetRequest) -> tuple[str, Ranges | None]:
+    return request.name, request.ranges
+
+
+async def poll_until_changed(
+    listing: Callable[[str], object], prefix: str, seen: Sequence[str], deadline: float
+) -> list[str]:
+    """Polls an asynchronous ``_list`` with growing pauses (1 to 50 ms) until it changes or the deadline passes."""
+    pause = POLL_FIRST
+    while True:
+        names: list[str] = await listing(prefix)  # type: ignore[misc]
+        left = deadline - time.monotonic()
+        if left <= 0 or names != list(seen):
+            return names
+        await asyncio.sleep(min(pause, left))
+        pause = min(pause * 1.5, POLL_LIMIT)

@@ -1,0 +1,179 @@
+"""One store over both forms of backend, from asyncio code and from plain code.
+
+``as_async`` gives a ``BlockingBackend`` the verbs of ``Backend`` by running it in threads. ``inline`` does the same
+without threads: the coroutines never suspend, so plain code drives them in its own thread with ``run_inline`` and pays
+no hop. ``LoopThread`` runs an asynchronous backend for plain code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
+from .errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from .errors import AbsentError
+
+T = TypeVar("T")
+
+_WAITERS = 16  # native waits that may each occupy a thread; further ones poll
+_WAIT_SLICE = 0.5  # s a waiting thread may outlive a cancelled waiter
+
+
+class _Calls(Backend):
+    """The verbs of ``Backend`` over a ``BlockingBackend``; ``_call`` decides where they run."""
+
+    def __init__(self, blocking: BlockingBackend) -> None:
+        self.blocking = blocking
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
+
+    async def _open(self) -> None:
+        await self._call(self.blocking._open)
+
+    async def _close(self) -> None:
+        await self._call(self.blocking._close)
+
+    async def _flush(self) -> None:
+        await self._call(self.blocking._flush)
+
+    async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        await self._call(self.blocking._put, name, header, payload)
+
+    async def _delete(self, names: Sequence[str]) -> int:
+        return await self._call(self.blocking._delete, names)
+
+    async def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
+        if ranges is None:
+            return await self._call(self.blocking._get, name)
+        return await self._call(self.blocking._get, name, ranges)
+
+    async def _list(self, prefix: str) -> list[str]:
+        return await self._call(self.blocking._list, prefix)
+
+    async def _clear(self, prefix: str) -> int:
+        return await self._call(self.blocking._clear, prefix)
+
+    async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        return await self._call(self.blocking._wait, prefix, seen, deadline)
+
+    async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        return await self._call(self.blocking._get_many, requests)
+
+    async def _release(self, names: Sequence[str]) -> None:
+        await self._call(self.blocking._release, names)
+
+
+class _Threads(_Calls):
+    """A blocking backend in a thread pool of its own."""
+
+    def __init__(self, blocking: BlockingBackend) -> None:
+        super().__init__(blocking)
+        self._pool = ThreadPoolExecutor(blocking.threads, thread_name_prefix="fd-routing-store")
+        self._wait_pool: ThreadPoolExecutor | None = None
+        self._waiting = 0
+        self._native_wait = type(blocking)._wait is not BlockingBackend._wait
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        if not self._native_wait or self._waiting >= _WAITERS:
+            return await poll_until_changed(self._list, prefix, seen, deadline)
+        if self._wait_pool is None:
+            self._wait_pool = ThreadPoolExecutor(_WAITERS, thread_name_prefix="fd-routing-wait")
+        loop = asyncio.get_running_loop()
+        self._waiting += 1
+        try:
+            while True:
+                end = min(deadline, time.monotonic() + _WAIT_SLICE)
+                names = await loop.run_in_executor(self._wait_pool, self.blocking._wait, prefix, seen, end)
+                if end >= deadline or names != list(seen):
+                    return names
+        finally:
+            self._waiting -= 1
+
+    async def _close(self) -> None:
+        try:
+            await super()._close()
+        finally:
+            self._pool.shutdown(wait=False)
+            if self._wait_pool is not None:
+                self._wait_pool.shutdown(wait=False, cancel_futures=True)
+
+
+def as_async(backend: Backend | BlockingBackend) -> Backend:
+    """Returns an asynchronous backend: the same one, or a blocking one behind a thread pool."""
+    return backend if isinstance(backend, Backend) else _Threads(backend)
+
+
+def inline(backend: BlockingBackend) -> Backend:
+    """Returns a backend whose coroutines never suspend: they run in the thread of whoever drives them."""
+    return _Calls(backend)
+
+
+def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that never suspends, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    coroutine.close()
+    raise RuntimeError("a blocking backend's coroutine was suspended")
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for plain code over an asynchronous backend."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="fd-routing-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Runs a coroutine in the loop and returns its result.
+
+        Raises:
+            StoreUnavailableError: it did not end within ``timeout`` seconds; it is cancelled then.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            if future.done():
+                raise
+        except BaseException:
+            future.cancel()
+            raise
+        future.cancel()
+        raise StoreUnavailableError(f"the store did not answer within {timeout:.1f} s", hint="is its service running?")
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Cancels what still runs and ends the thread; gives up after ``timeout`` seconds."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+            self._thread.join(timeout)
+
+    async def _cancel_all(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        self._loop.call_soon(self._loop.stop)

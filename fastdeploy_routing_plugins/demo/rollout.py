@@ -1,0 +1,299 @@
+"""The rollout process of the demo: samples in float16 and puts every finished request's routing into the store.
+
+Also holds what both processes share: the job they are given, the messages on the side channel between them, and the
+events they report. Run as ``python -m fastdeploy_routing_plugins.demo.rollout`` with a job as JSON on stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from fastdeploy_routing_plugins import RoutingSchema, open_store
+from fastdeploy_routing_plugins.demo.model import KVCache, ModelConfig, MoeTransformer, log_softmax
+from fastdeploy_routing_plugins.errors import RoutingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+_SLOTS = 16
+_PROMPT_TOKENS = (8, 24)
+# Requests end at different times, as they do in an engine: up to this many tokens beyond the number asked for.
+_EXTRA_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DemoJob:
+    """What the two processes are told.
+
+    Attributes:
+        store: The configuration given to ``open_store``.
+        run: Unique name of this run; part of every rollout id, so that runs sharing a store never meet.
+        requests: Number of requests.
+        new_tokens: Tokens that every request samples at least.
+        seed: Seed of weights, prompts and sampling.
+        sabotage: Whether the rollout process swaps the records of two requests.
+        timeout: Seconds after which the trainer stops waiting for records.
+        channel: File descriptor of the side channel, the writing end for the rollout process.
+    """
+
+    store: dict[str, Any]
+    run: str
+    requests: int
+    new_tokens: int
+    seed: int
+    sabotage: bool = False
+    timeout: float = 120.0
+    channel: int = -1
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model that both processes build."""
+        return ModelConfig(seed=self.seed)
+
+    @property
+    def schema(self) -> RoutingSchema:
+        """The routing schema of the model."""
+        model = self.model
+        return RoutingSchema(num_experts=model.experts, top_k=model.top_k, layer_ids=model.moe_layer_ids)
+
+    def rollout_id(self, index: int) -> str:
+        """Returns the id of request ``index``: data, generation, turn, segment."""
+        return f"demo-{self.run}:{index}:0:0"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What travels beside the store: the response that an RL framework carries, and the digest of the routing.
+
+    Attributes:
+        rollout_id: Id under which the routing is stored.
+        tokens: Prompt and sampled tokens.
+        prompt_tokens: How many of ``tokens`` are prompt.
+        logprobs: Natural log-probability of every sampled token in the rollout model.
+        sha256: Digest of the routing array, see ``digest``.
+    """
+
+    rollout_id: str
+    tokens: list[int]
+    prompt_tokens: int
+    logprobs: list[float]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a process's stdout."""
+
+    kind: Literal["progress", "result", "error"]
+    done: int = 0
+    total: int = 0
+    message: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFigures:
+    """What the rollout process measured.
+
+    Attributes:
+        put_seconds: Duration of every put.
+        seconds: Duration of the whole rollout, building the model included.
+    """
+
+    put_seconds: list[float]
+    seconds: float
+
+
+class Store(Protocol):
+    """The part of ``RoutingStore`` that the demo uses."""
+
+    def put(self, rollout_id: str, routing: NDArray[Any], /) -> Any:
+        """Stores the routing of one rollout."""
+
+    def get(self, rollout_id: str, /, *, timeout: float) -> Any:
+        """Returns the record of one rollout, waiting up to ``timeout`` seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """One sampled request.
+
+    Attributes:
+        index: Number of the request.
+        tokens: Prompt and sampled tokens.
+        prompt_tokens: How many of ``tokens`` are prompt.
+        logprobs: Log-probabilities of the sampled tokens.
+        routing: int64 ``[moe_layers, len(tokens) - 1, top_k]``. The last token was sampled but never went through
+            the model, so it has no routing.
+    """
+
+    index: int
+    tokens: list[int]
+    prompt_tokens: int
+    logprobs: list[float]
+    routing: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A request being sampled; ``routing`` has one ``[moe_layers, tokens, top_k]`` piece per forward pass."""
+
+    index: int
+    tokens: list[int]
+    prompt_tokens: int
+    total_tokens: int
+    logprobs: list[float] = field(default_factory=list)
+    routing: list[NDArray[np.int64]] = field(default_factory=list)
+
+
+def digest(routing: NDArray[Any]) -> str:
+    """Returns the SHA-256 of the shape and the values, whatever integer type and memory order hold them."""
+    sha = hashlib.sha256(repr(routing.shape).encode())
+    sha.update(np.ascontiguousarray(routing, dtype="<i8").tobytes())
+    return sha.hexdigest()
+
+
+def sample(job: DemoJob) -> Iterator[FinishedRequest]:
+    """Samples all requests by continuous batching: a finished request makes room for the next one.
+
+    Yields:
+        Requests in the order in which they finish.
+    """
+    model = MoeTransformer(job.model, half=True)
+    rng = np.random.default_rng([job.seed, 1])
+    waiting = [
+        _Slot(index, rng.integers(job.model.vocab_size, size=prompt).tolist(), prompt, prompt + job.new_tokens + extra)
+        for index, (prompt, extra) in enumerate(
+            zip(
+                rng.integers(*_PROMPT_TOKENS, size=job.requests).tolist(),
+                rng.integers(_EXTRA_TOKENS, size=job.requests).tolist(),
+                strict=True,
+            )
+        )
+    ]
+    waiting.reverse()
+    slots: list[_Slot | None] = [None] * min(_SLOTS, job.requests)
+    cache = KVCache.empty(job.model, len(slots), _PROMPT_TOKENS[1] + job.new_tokens + _EXTRA_TOKENS)
+
+    def extend(slot: _Slot, logits: NDArray[np.float32], routing: NDArray[np.int64]) -> None:
+        logprobs = log_softmax(logits)
+        token = int(np.argmax(logprobs + rng.gumbel(size=logprobs.shape)))
+        slot.tokens.append(token)
+        slot.logprobs.append(float(logprobs[token]))
+        slot.routing.append(routing)
+
+    while waiting or any(slots):
+        for row, slot in enumerate(slots):
+            if slot is None and waiting:
+                slots[row] = fresh = waiting.pop()
+                prefill = model.forward(np.array([fresh.tokens]), np.zeros(1, np.int64), cache.row(row))
+                extend(fresh, prefill.logits[0, -1], prefill.routing[:, 0])
+        # Free rows go along with a token that nobody reads; it keeps the batch one shape.
+        last = np.array([[slot.tokens[-1] if slot else 0] for slot in slots])
+        start = np.array([len(slot.tokens) - 1 if slot else 0 for slot in slots])
+        decode = model.forward(last, start, cache)
+        for row, slot in enumerate(slots):
+            if slot is None:
+                continue
+            extend(slot, decode.logits[row, 0], decode.routing[:, row])
+            if len(slot.tokens) >= slot.total_tokens:
+                routing = np.concatenate(slot.routing, axis=1)
+                yield FinishedRequest(slot.index, slot.tokens, slot.prompt_tokens, slot.logprobs, routing)
+                slots[row] = None
+
+
+def deliver(store: Store, rollout_id: str, routing: NDArray[np.int64]) -> float:
+    """Hands one request's routing over to the store and returns the seconds it took."""
+    began = time.perf_counter()
+    store.put(rollout_id, routing)
+    return time.perf_counter() - began
+
+
+def roll_out(
+    job: DemoJob, store: Store, send: Callable[[Handover], None], progress: Callable[[int, int], None]
+) -> RolloutFigures:
+    """Samples every request, sends its handover and then delivers its routing.
+
+    Args:
+        job: The job.
+        store: Where the routing goes.
+        send: Takes what travels beside the store; always called before the routing of that request is delivered.
+        progress: Called with the number of delivered requests and of all requests.
+
+    Returns:
+        The measured times.
+    """
+    began = time.perf_counter()
+    seconds: list[float] = []
+    held: list[FinishedRequest] = []
+    for request in sample(job):
+        rollout_id = job.rollout_id(request.index)
+        send(
+            Handover(rollout_id, request.tokens, request.prompt_tokens, request.logprobs, digest(request.routing))
+        )
+        held.append(request)
+        if job.sabotage and not seconds and len(held) < 2:
+            continue
+        arrays = [each.routing for each in held]
+        # Two are held at once only by sabotage: each then gets the other's routing.
+        for each, routing in zip(held, reversed(arrays), strict=True):
+            seconds.append(deliver(store, job.rollout_id(each.index), routing))
+            progress(len(seconds), job.requests)
+        held.clear()
+    return RolloutFigures(seconds, time.perf_counter() - began)
+
+
+def run_process(body: Callable[[DemoJob, Callable[[int, int], None]], Any]) -> int:
+    """Runs one demo process: job from stdin, events to stdout, everything else to stderr.
+
+    Args:
+        body: Takes the job and a progress callback, returns a dataclass of figures.
+
+    Returns:
+        The exit code: 0, or 1 after a typed error was reported. Other errors are left to the interpreter.
+    """
+    events = sys.stdout
+
+    def emit(event: Event) -> None:
+        events.write(msgspec.json.encode(event).decode() + "\n")
+        events.flush()
+
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            job = msgspec.json.decode(sys.stdin.buffer.read(), type=DemoJob)
+            figures = body(job, lambda done, total: emit(Event("progress", done, total)))
+        except RoutingError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            emit(Event("error", message=f"{error.code}: {error.message}{hint}"))
+            return 1
+        emit(Event("result", result=asdict(figures)))
+    return 0
+
+
+def main() -> int:
+    """Entry point of the rollout process; returns the exit code."""
+
+    def body(job: DemoJob, progress: Callable[[int, int], None]) -> RolloutFigures:
+        with os.fdopen(job.channel, "wb", buffering=0) as channel, open_store(job.store, schema=job.schema) as store:
+
+            def send(handover: Handover) -> None:
+                channel.write(msgspec.json.encode(handover) + b"\n")
+
+            return roll_out(job, store, send, progress)
+
+    return run_process(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""Headers as bytes: what is stored beside a payload, how it is checked, and digests of the payload.
+
+A header is one line of UTF-8 text, so it can live in a safetensors file, a database column or a terminal::
+
+    FDROUTING/1.0 0123456789abcdef {"object":"part", ...}
+
+The 16 hexadecimal digits are XXH3-64 of the line without them and the blank after them. The payload is C order,
+layers first, little-endian; it is digested per layer and chunk of 4,096 tokens (counted from the part's first token).
+XXH3 (Yann Collet, xxHash 0.8) finds accidents, not attackers. Readers accept older minor versions of the format;
+``tests/golden`` pins it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import xxhash
+
+from .errors import CorruptDataError, InvalidKeyError, InvalidRecordError, UnsupportedError
+from .keys import MAX_ATTEMPT, RoutingKey, encode_namespace
+from .names import AbortName, ObjectName, Part, PartName, SealName, object_name
+from .record import WeightSpan, check_spans
+from .schema import RoutingSchema
+
+if TYPE_CHECKING:
+    from .arrays import IntArray
+
+FORMAT: Final = (1, 0)
+CHUNK_TOKENS: Final = 4096
+MAX_HEADER: Final = 64 << 20
+_MAGIC = b"FDROUTING/"
+_DIGEST_DIGITS = 16
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
+
+
+class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", kw_only=True):
+    """What every stored object says.
+
+    Attributes:
+        namespace: The namespace's text.
+        rollout_id: The full rollout id, compared on read.
+        choice: See ``RoutingKey``.
+        kind: See ``RoutingKey``.
+        attempt: The attempt's number.
+        producer: Who wrote it.
+        time_ns: When, in ns since the epoch by the producer's clock.
+    """
+
+    namespace: str
+    rollout_id: str
+    choice: Count
+    kind: str
+    attempt: Count
+    producer: str
+    time_ns: Count
+
+    def key(self) -> RoutingKey:
+        """The key that the object belongs to."""
+        return RoutingKey(self.rollout_id, self.choice, self.kind)
+
+    def what(self) -> ObjectName:
+        """The last component of the object's name."""
+        raise AssertionError("subclasses know")
+
+    def name(self) -> str:
+        """The full name under which the object must be stored."""
+        return object_name(self.key(), self.namespace, self.attempt, self.what())
+
+
+class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_only=True):
+    """The header of a part.
+
+    Attributes:
+        num_experts: See ``RoutingSchema``.
+        top_k: See ``RoutingSchema``.
+        layer_ids: See ``RoutingSchema``; of the whole rollout.
+        dtype: The payload's dtype, a function of ``num_experts``.
+        layers: ``(start, stop)``, positions.
+        tokens: ``(start, stop)``, absolute.
+        total_tokens: Tokens of the whole rollout, if known.
+        digests: XXH3-64 of each layer x chunk, layer by layer, 16 hexadecimal digits each.
+        weight_versions: ``(start, stop, version)`` spans over the part's tokens.
+    """
+
+    num_experts: Count
+    top_k: Count
+    layer_ids: tuple[Count, ...]
+    dtype: str
+    layers: tuple[Count, Count]
+    tokens: tuple[Count, Count]
+    total_tokens: Count | None
+    digests: str
+    weight_versions: tuple[tuple[Count, Count, int | str], ...] = ()
+
+    def schema(self) -> RoutingSchema:
+        """The model's schema."""
+        return RoutingSchema(self.num_experts, self.top_k, self.layer_ids)
+
+    def part(self) -> Part:
+        """Which rectangle the payload holds."""
+        return Part(self.tokens, self.layers)
+
+    def what(self) -> PartName:
+        """The last component of the part's name."""
+        return PartName(self.part(), len(self.layer_ids), self.total_tokens, self.schema().row_bytes)
+
+    def spans(self) -> tuple[WeightSpan, ...]:
+        """The weight-version spans."""
+        return tuple(WeightSpan(*span) for span in self.weight_versions)
+
+    @property
+    def chunks(self) -> int:
+        """Number of digests of one layer."""
+        return -(-(self.tokens[1] - self.tokens[0]) // CHUNK_TOKENS)
+
+    def same_content(self, other: Header) -> bool:
+        """Whether the other object holds the same routing of the same model in the same place."""
+        return isinstance(other, PartHeader) and all(
+            getattr(self, f) == getattr(other, f)
+            for f in ("num_experts", "top_k", "layer_ids", "dtype", "layers", "tokens", "total_tokens", "digests")
+        )
+
+
+class SealHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="seal", kw_only=True):
+    """The header of a seal. Attribute ``total_tokens``: tokens of the whole rollout."""
+
+    total_tokens: Count
+
+    def what(self) -> SealName:
+        """The last component of the seal's name."""
+        return SealName(self.total_tokens)
+
+    def same_content(self, other: Header) -> bool:
+        """Whether the other seal says the same."""
+        return isinstance(other, SealHeader) and self.total_tokens == other.total_tokens
+
+
+class AbortHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="abort", kw_only=True):
+    """The header of an abort mark. Attribute ``reason``: why the producer gave up."""
+
+    reason: str
+
+    def what(self) -> AbortName:
+        """The last component of the mark's name."""
+        return AbortName()
+
+    def same_content(self, other: Header) -> bool:
+        """Whether the other object is an abort mark too; the first reason stays."""
+        return isinstance(other, AbortHeader)
+
+
+Header = PartHeader | SealHeader | AbortHeader
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
+
+
+def encode_header(header: Header) -> bytes:
+    """Returns the header's line."""
+    magic = _MAGIC + b"%d.%d " % FORMAT
+    body = _encoder.encode(header)
+    return magic + _line_digest(magic, body) + b" " + body
+
+
+def _line_digest(magic: bytes, body: bytes | memoryview) -> bytes:
+    state = xxhash.xxh3_64(magic)
+    state.update(body)
+    return state.hexdigest().encode()
+
+
+def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = None) -> Header:
+    """Parses and checks a header; reads and allocates no more than ``data`` holds.
+
+    Args:
+        data: The header's bytes.
+        name: The name it was stored under, compared with what the header says.
+
+    Raises:
+        CorruptDataError: these bytes are no header, or the header of something else.
+        UnsupportedError: a newer version of this package wrote it.
+    """
+    raw = bytes(data[: MAX_HEADER + 1])
+    if len(raw) > MAX_HEADER or not raw.startswith(_MAGIC):
+        raise CorruptDataError("this is no routing header", name=name)
+    pieces = raw.split(b" ", 2)
+    if len(pieces) != 3 or len(pieces[1]) != _DIGEST_DIGITS or _line_digest(pieces[0] + b" ", pieces[2]) != pieces[1]:
+        raise CorruptDataError("the header's digest does not match", name=name)
+    _check_format(pieces[0][len(_MAGIC) :], name)
+    try:
+        header = _decoder.decode(pieces[2])
+        _check_header(header)
+        stored = header.name()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidKeyError, InvalidRecordError) as err:
+        raise CorruptDataError(f"the header contradicts itself: {err}", name=name) from err
+    if name is not None and stored != name:
+        raise CorruptDataError(f"the header belongs to {stored}, not to {name}", name=name)
+    return header
+
+
+def _check_format(version: bytes, name: str | None) -> None:
+    major, _, minor = version.partition(b".")
+    if not (major.isdigit() and minor.isdigit() and len(version) < 9):
+        raise CorruptDataError("the header has no format version", name=name)
+    found = int(major), int(minor)
+    if found[0] != FORMAT[0] or found[1] > FORMAT[1]:
+        raise UnsupportedError(
+            f"stored in format {found[0]}.{found[1]}, this version reads up to {FORMAT[0]}.{FORMAT[1]}",
+            hint="upgrade fastdeploy-routing-plugins",
+        )
+
+
+def _check_header(header: Header) -> None:
+    encode_namespace(header.namespace)
+    if isinstance(header, PartHeader):
+        schema = header.schema()
+        if header.dtype != schema.dtype:
+            raise InvalidRecordError(f"dtype {header.dtype!r} is not that of {schema.num_experts} experts")
+        part = header.part()
+        if len(header.digests) != part.num_layers * header.chunks * _DIGEST_DIGITS:
+            raise InvalidRecordError("the number of digests does not fit the part")
+        bytes.fromhex(header.digests) if header.digests.isalnum() or not header.digests else _no_hex()
+        check_spans(header.spans(), part.tokens)
+
+
+def _no_hex() -> None:
+    raise InvalidRecordError("the digests are not hexadecimal")
+
+
+# --- payload ------------------------------------------------------------------------------------------------------
+
+
+def payload_of(array: IntArray) -> memoryview:
+    """Returns a C-contiguous array's bytes as a flat read-only memoryview, little-endian, without a copy if it can."""
+    if array.size == 0:
+        return memoryview(b"")
+    if sys.byteorder == "big" and array.dtype.itemsize > 1:
+        array = array.byteswap()
+    return array.data.toreadonly().cast("B")
+
+
+def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
+    """Returns the digests of a part's payload as ``PartHeader.digests`` holds them."""
+    step = CHUNK_TOKENS * row_bytes
+    layer_bytes = part.num_tokens * row_bytes
+    digest = xxhash.xxh3_64_hexdigest
+    return "".join(
+        [
+            digest(payload[at : min(at + step, base + layer_bytes)])
+            for base in range(0, part.num_layers * layer_bytes, layer_bytes or 1)
+            for at in range(base, base + layer_bytes, step)
+        ]
+    )
+
+
+def verify_chunks(header: PartHeader, layer: int, chunk: int, data: memoryview) -> None:
+    """Checks whole chunks of one layer.
+
+    Args:
+        header: The part's header.
+        layer: Position within the part.
+        chunk: The first chunk in ``data``.
+        data: The bytes of consecutive chunks of that layer; the last one may be the layer's short one.
+
+    Raises:
+        CorruptDataError: a chunk is not what was written; the message names it.
+    """
+    step = CHUNK_TOKENS * header.schema().row_bytes
+    digest = xxhash.xxh3_64_hexdigest
+    at = (layer * header.chunks + chunk) * _DIGEST_DIGITS
+    for offset in range(0, len(data), step):
+        if digest(data[offset : offset + step]) != header.digests[at : at + _DIGEST_DIGITS]:
+            token = header.tokens[0] + (chunk + offset // step) * CHUNK_TOKENS
+            raise CorruptDataError(
+                f"layer position {header.layers[0] + layer}, tokens from {token}: digest does not match",
+                hint="the stored bytes were changed or damaged; delete the rollout and produce it again",
+            )
+        at += _DIGEST_DIGITS

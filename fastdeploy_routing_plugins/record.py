@@ -1,0 +1,107 @@
+"""What a reader gets: ``RoutingRecord``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidRecordError
+
+if TYPE_CHECKING:
+    from .arrays import IntArray
+    from .keys import RoutingKey
+    from .names import Part
+    from .schema import RoutingSchema
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightSpan:
+    """Tokens that were generated with one version of the weights.
+
+    Attributes:
+        start: First token, absolute.
+        stop: One past the last token.
+        version: The trainer's name of the weights: a number or a short text.
+    """
+
+    start: int
+    stop: int
+    version: int | str
+
+
+def check_spans(spans: tuple[WeightSpan, ...], tokens: tuple[int, int]) -> None:
+    """Checks that weight-version spans, if any, cover the tokens once, without gaps.
+
+    Raises:
+        InvalidRecordError: they do not.
+    """
+    if not spans:
+        return
+    edges = [tokens[0], *[span.stop for span in spans]]
+    if edges[-1] != tokens[1] or any(
+        span.start != begin or span.stop <= span.start for span, begin in zip(spans, edges, strict=False)
+    ):
+        shown = ", ".join(f"{s.start}:{s.stop}" for s in spans)
+        raise InvalidRecordError(f"weight-version spans {shown} do not cover tokens {tokens[0]}:{tokens[1]} once")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutingRecord:
+    """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
+
+    Attributes:
+        routing: ``[layers, tokens, top_k]``, logical expert ids, read-only, uint8, uint16 or uint32 by ``schema``.
+            It may be a view of the store's memory; ``routing.copy()`` is yours.
+        key: Which sample.
+        schema: The model's schema; ``schema.layer_ids`` names all recorded layers.
+        part: Which layers (positions) and tokens ``routing`` holds; absolute.
+        total_tokens: Recorded tokens of the whole rollout, or None if a range was read before that was known.
+        attempt: The attempt that was read.
+        weight_versions: Spans of weight versions over the tokens read, as far as the producer stated them.
+        producers: Who wrote it.
+    """
+
+    routing: IntArray
+    key: RoutingKey
+    schema: RoutingSchema
+    part: Part
+    total_tokens: int | None
+    attempt: int
+    weight_versions: tuple[WeightSpan, ...] = ()
+    producers: tuple[str, ...] = ()
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """The model's layer index of each row of ``routing``."""
+        return self.schema.layer_ids[slice(*self.part.layers)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in ``routing``."""
+        return self.part.num_tokens
+
+    def layer(self, layer_id: int) -> IntArray:
+        """Returns ``[tokens, top_k]`` of one model layer, by the model's own index.
+
+        Raises:
+            InvalidRecordError: that layer was not recorded or not read.
+        """
+        row = self.schema.position(layer_id) - self.part.layers[0]
+        if not 0 <= row < self.part.num_layers:
+            raise InvalidRecordError(f"layer {layer_id} was not read, only {self.layer_ids}")
+        layer: IntArray = self.routing[row]
+        return layer
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False and dtype is not None and np.dtype(dtype) != self.routing.dtype:
+            raise ValueError("a conversion of dtype needs a copy")
+        return np.array(self.routing, dtype=dtype, copy=True) if copy else np.asarray(self.routing, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"RoutingRecord({self.key}, shape={self.routing.shape}, dtype={self.routing.dtype}, "
+            f"attempt={self.attempt}, {self.part} of {self.total_tokens}, {self.schema})"
+        )

@@ -1,0 +1,113 @@
+"""What a model's routing looks like: ``RoutingSchema``. Free of NumPy, so that engines can build it anywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .errors import InvalidRecordError, SchemaMismatchError
+from .names import MAX_LAYERS
+
+MAX_EXPERTS = 2**32
+MAX_TOP_K = 65_535
+
+
+def canonical_dtype(num_experts: int) -> str:
+    """Returns the stored dtype: ``"uint8"`` up to 256 experts, ``"uint16"`` up to 65,536, else ``"uint32"``."""
+    return "uint8" if num_experts <= 1 << 8 else "uint16" if num_experts <= 1 << 16 else "uint32"
+
+
+_ITEMSIZE = {"uint8": 1, "uint16": 2, "uint32": 4}
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class RoutingSchema:
+    """What one model's routing looks like; the engine and the trainer state the same.
+
+    Attributes:
+        num_experts: Number of logical routed experts of a layer, ids are ``0 .. num_experts - 1``.
+        top_k: Experts chosen per token, at most ``num_experts``.
+        layer_ids: Indices, in the model, of the layers that have a router: strictly increasing, MoE layers only
+            (dense first layers are left out), at least one.
+    """
+
+    num_experts: int
+    top_k: int
+    layer_ids: tuple[int, ...]
+
+    def __init__(self, num_experts: int, top_k: int, layer_ids: Iterable[int]) -> None:
+        """Checks and stores the fields.
+
+        Raises:
+            InvalidRecordError: a field is out of range, or ``layer_ids`` is empty or not strictly increasing.
+        """
+        _whole("num_experts", num_experts, 1, MAX_EXPERTS)
+        _whole("top_k", top_k, 1, min(num_experts, MAX_TOP_K))
+        if isinstance(layer_ids, (str, bytes, int)) or not isinstance(layer_ids, Iterable):
+            raise InvalidRecordError(
+                f"layer_ids must list the model's MoE layers, got {layer_ids!r}", hint="for example range(1, 46)"
+            )
+        ids = tuple(layer_ids)
+        for value in ids:
+            _whole("a layer id", value, 0, 2**31 - 1)
+        if not ids or len(ids) > MAX_LAYERS:
+            raise InvalidRecordError(f"layer_ids must list 1 to {MAX_LAYERS} layers, got {len(ids)}")
+        if any(b <= a for a, b in itertools.pairwise(ids)):
+            raise InvalidRecordError(
+                "layer_ids must be strictly increasing", hint="list each MoE layer once, in order"
+            )
+        object.__setattr__(self, "num_experts", num_experts)
+        object.__setattr__(self, "top_k", top_k)
+        object.__setattr__(self, "layer_ids", ids)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of MoE layers."""
+        return len(self.layer_ids)
+
+    @property
+    def dtype(self) -> str:
+        """The stored dtype's name; see ``canonical_dtype``."""
+        return canonical_dtype(self.num_experts)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token in one layer."""
+        return self.top_k * _ITEMSIZE[self.dtype]
+
+    def __str__(self) -> str:
+        ids = self.layer_ids
+        dense = ids[-1] - ids[0] + 1 == len(ids)
+        layers = f"{ids[0]}..{ids[-1]}" if dense else ",".join(map(str, ids))
+        return f"{self.num_experts} experts, top-{self.top_k}, {len(ids)} MoE layers ({layers})"
+
+    def position(self, layer_id: int) -> int:
+        """Returns the position of a model layer in the recorded layers.
+
+        Raises:
+            InvalidRecordError: the layer has no recorded routing.
+        """
+        try:
+            return self.layer_ids.index(layer_id)
+        except ValueError:
+            raise InvalidRecordError(f"layer {layer_id} is not recorded: {self}") from None
+
+    def require(self, expected: RoutingSchema) -> None:
+        """Checks that this, stored, schema is the one the reader expects.
+
+        Raises:
+            SchemaMismatchError: it is not; the message shows both.
+        """
+        if self != expected:
+            raise SchemaMismatchError(
+                f"stored routing has {self}; the reader expects {expected}",
+                hint="engine and trainer must agree on experts, top_k and the list of MoE layers",
+                stored=self,
+                expected=expected,
+            )
+
+
+def _whole(what: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRecordError(f"{what} must be an integer from {low} to {high}, got {value!r}")

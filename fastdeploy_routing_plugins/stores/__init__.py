@@ -1,0 +1,1 @@
+"""Built-in stores; each is a plugin like anybody's."""

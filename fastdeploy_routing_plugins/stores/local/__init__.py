@@ -1,0 +1,1 @@
+"""Routing as safetensors files in a folder."""

@@ -1,0 +1,1 @@
+"""A store that validates, counts and drops."""

@@ -1,0 +1,1 @@
+"""The conformance kit: proves that a store keeps the contract."""
