@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # not the built-in one before Python 3.11
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
 from .errors import StoreUnavailableError
+from .pool import DaemonPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -78,8 +79,8 @@ class _Threads(_Calls):
 
     def __init__(self, blocking: BlockingBackend) -> None:
         super().__init__(blocking)
-        self._pool = ThreadPoolExecutor(blocking.threads, thread_name_prefix="fd-routing-store")
-        self._wait_pool: ThreadPoolExecutor | None = None
+        self._pool = DaemonPool(blocking.threads, "fd-routing-store")
+        self._wait_pool: DaemonPool | None = None
         self._waiting = 0
         self._native_wait = type(blocking)._wait is not BlockingBackend._wait
 
@@ -90,7 +91,7 @@ class _Threads(_Calls):
         if not self._native_wait or self._waiting >= _WAITERS:
             return await poll_until_changed(self._list, prefix, seen, deadline)
         if self._wait_pool is None:
-            self._wait_pool = ThreadPoolExecutor(_WAITERS, thread_name_prefix="fd-routing-wait")
+            self._wait_pool = DaemonPool(_WAITERS, "fd-routing-wait")
         loop = asyncio.get_running_loop()
         self._waiting += 1
         try:
@@ -106,9 +107,9 @@ class _Threads(_Calls):
         try:
             await super()._close()
         finally:
-            self._pool.shutdown(wait=False)
+            self._pool.shutdown()
             if self._wait_pool is not None:
-                self._wait_pool.shutdown(wait=False, cancel_futures=True)
+                self._wait_pool.shutdown()
 
 
 def as_async(backend: Backend | BlockingBackend) -> Backend:
@@ -145,6 +146,11 @@ class LoopThread:
         self._loop.run_forever()
         self._loop.close()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the loop still runs."""
+        return self._thread.is_alive()
+
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Runs a coroutine in the loop and returns its result.
 
@@ -154,7 +160,7 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout)
-        except TimeoutError:
+        except FutureTimeoutError:
             if future.done():
                 raise
         except BaseException:

@@ -12,6 +12,7 @@ XXH3 (Yann Collet, xxHash 0.8) finds accidents, not attackers. Readers accept ol
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -32,6 +33,7 @@ CHUNK_TOKENS: Final = 4096
 MAX_HEADER: Final = 64 << 20
 _MAGIC = b"FDROUTING/"
 _DIGEST_DIGITS = 16
+_HEX = re.compile(r"[0-9a-f]*")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 
@@ -221,12 +223,9 @@ def _check_header(header: Header) -> None:
         part = header.part()
         if len(header.digests) != part.num_layers * header.chunks * _DIGEST_DIGITS:
             raise InvalidRecordError("the number of digests does not fit the part")
-        bytes.fromhex(header.digests) if header.digests.isalnum() or not header.digests else _no_hex()
+        if not _HEX.fullmatch(header.digests):
+            raise InvalidRecordError("the digests are not hexadecimal")
         check_spans(header.spans(), part.tokens)
-
-
-def _no_hex() -> None:
-    raise InvalidRecordError("the digests are not hexadecimal")
 
 
 # --- payload ------------------------------------------------------------------------------------------------------

@@ -167,6 +167,19 @@ def check_int(what: str, value: object, limit: int, *, low: int = 0) -> int:
     return value
 
 
+def as_key(key: str | RoutingKey, choice: int = 0) -> RoutingKey:
+    """Returns the key that an id, or a key, and a choice mean.
+
+    Raises:
+        InvalidKeyError: no such key exists, or ``choice`` contradicts the key's own.
+    """
+    if not isinstance(key, RoutingKey):
+        return RoutingKey(key, choice)
+    if choice not in (0, key.choice):
+        raise InvalidKeyError(f"choice={choice} contradicts the key's choice {key.choice}")
+    return key
+
+
 @lru_cache(maxsize=64)
 def encode_namespace(namespace: str) -> str:
     """Encodes a namespace; it must be short, because nothing else remembers its text."""

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from .errors import InvalidRecordError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .arrays import IntArray
     from .keys import RoutingKey
     from .names import Part
     from .schema import RoutingSchema
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class WeightSpan:
     """Tokens that were generated with one version of the weights.
 
@@ -46,6 +48,16 @@ def check_spans(spans: tuple[WeightSpan, ...], tokens: tuple[int, int]) -> None:
     ):
         shown = ", ".join(f"{s.start}:{s.stop}" for s in spans)
         raise InvalidRecordError(f"weight-version spans {shown} do not cover tokens {tokens[0]}:{tokens[1]} once")
+
+
+def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[WeightSpan, ...]:
+    """Returns the spans of several parts cut to a range of tokens, in order, each once."""
+    cut = {
+        WeightSpan(max(span.start, tokens[0]), min(span.stop, tokens[1]), span.version)
+        for span in spans
+        if span.start < tokens[1] and span.stop > tokens[0]
+    }
+    return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

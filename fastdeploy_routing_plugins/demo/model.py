@@ -1,4 +1,4 @@
-"""A small decoder-only Mixture-of-Experts transformer in NumPy, in float16 like an engine or float32 like a trainer."""
+"""A small decoder-only Mixture-of-Experts transformer in NumPy, as an engine or a trainer runs it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ class MoeTransformer:
         for index in range(config.layers):
             dense = index < config.dense_layers
             # A dense layer gets the width that a token meets in a Mixture-of-Experts layer.
-            experts, width = (1, config.top_k * config.expert_hidden) if dense else (config.experts, config.expert_hidden)
+            experts, width = (
+                (1, config.top_k * config.expert_hidden) if dense else (config.experts, config.expert_hidden)
+            )
             self._layers.append(
                 _Layer(
                     qkv=weight(config.hidden, 3 * config.hidden),
@@ -224,7 +226,9 @@ def _softmax(scores: Float) -> Float:
 
 def _silu(x: Float) -> Float:
     # By tanh, since exp(-x) overflows for very negative x.
-    return x * (np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x))
+    half = np.float32(0.5)
+    result: Float = x * (half + half * np.tanh(half * x))
+    return result
 
 
 def _rms_norm(x: Float) -> Float:

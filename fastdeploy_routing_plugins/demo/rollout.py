@@ -6,7 +6,6 @@ events they report. Run as ``python -m fastdeploy_routing_plugins.demo.rollout``
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import sys
@@ -239,9 +238,7 @@ def roll_out(
     held: list[FinishedRequest] = []
     for request in sample(job):
         rollout_id = job.rollout_id(request.index)
-        send(
-            Handover(rollout_id, request.tokens, request.prompt_tokens, request.logprobs, digest(request.routing))
-        )
+        send(Handover(rollout_id, request.tokens, request.prompt_tokens, request.logprobs, digest(request.routing)))
         held.append(request)
         if job.sabotage and not seconds and len(held) < 2:
             continue
@@ -263,21 +260,21 @@ def run_process(body: Callable[[DemoJob, Callable[[int, int], None]], Any]) -> i
     Returns:
         The exit code: 0, or 1 after a typed error was reported. Other errors are left to the interpreter.
     """
-    events = sys.stdout
+    # Whatever a store prints, even from C, must not end up between the events.
+    events = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
 
     def emit(event: Event) -> None:
-        events.write(msgspec.json.encode(event).decode() + "\n")
+        events.write(msgspec.json.encode(event) + b"\n")
         events.flush()
 
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            job = msgspec.json.decode(sys.stdin.buffer.read(), type=DemoJob)
-            figures = body(job, lambda done, total: emit(Event("progress", done, total)))
-        except RoutingError as error:
-            hint = f" ({error.hint})" if error.hint else ""
-            emit(Event("error", message=f"{error.code}: {error.message}{hint}"))
-            return 1
-        emit(Event("result", result=asdict(figures)))
+    try:
+        job = msgspec.json.decode(sys.stdin.buffer.read(), type=DemoJob)
+        figures = body(job, lambda done, total: emit(Event("progress", done, total)))
+    except RoutingError as error:
+        emit(Event("error", message=f"{error.code}: {error}"))
+        return 1
+    emit(Event("result", result=asdict(figures)))
     return 0
 
 
@@ -285,10 +282,11 @@ def main() -> int:
     """Entry point of the rollout process; returns the exit code."""
 
     def body(job: DemoJob, progress: Callable[[int, int], None]) -> RolloutFigures:
-        with os.fdopen(job.channel, "wb", buffering=0) as channel, open_store(job.store, schema=job.schema) as store:
+        with os.fdopen(job.channel, "wb") as channel, open_store(job.store, schema=job.schema) as store:
 
             def send(handover: Handover) -> None:
                 channel.write(msgspec.json.encode(handover) + b"\n")
+                channel.flush()
 
             return roll_out(job, store, send, progress)
 

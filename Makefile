@@ -1,0 +1,88 @@
+# Two commands matter: `make demo` (set up, then the main job) and `make test` (set up, then every test).
+# Everything is installed into .venv (and .venv-others); outside this folder only `make test` changes something: it
+# installs a few Debian packages where it may (scripts/debian_packages.sh; APT=no keeps it from that).
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PYTHON :=
+ARGS :=
+
+# How long the slow suites run: `make test-long` sets what the project promises, the tests' own defaults are short.
+LONG := FD_ROUTING_TEST_LONG=1
+
+# A quick part of the suite that needs no paddle, for further Pythons.
+QUICK := tests/contract tests/resolver
+
+.PHONY: help setup demo test lint unit wheel pythons packages test-long bench docs clean
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       set up, then run the main job: rollout and trainer over a store (ARGS=--store=...)"
+	@echo "make test       set up, then everything: lint, types, tests, the wheel, a third-party store, other Pythons"
+	@echo "make setup      set up only"
+	@echo "make lint       ruff and mypy --strict"
+	@echo "make test-long  the tests with their long runs (about an hour)"
+	@echo "make bench      the benchmarks behind the README's figures"
+	@echo "make docs       write the generated blocks of README.md anew"
+	@echo "make clean      remove everything that was made here"
+	@echo "PYTHON=...      which Python .venv is made with (>= 3.10)"
+
+# An environment whose Python is gone, or that was made for another folder, is made or installed anew.
+$(shell [ -x $(PY) ] || rm -f $(VENV)/made)
+$(shell [ "$$(cat $(VENV)/installed 2>/dev/null)" = "$(CURDIR)" ] || rm -f $(VENV)/installed $(VENV)/installed-dev)
+
+$(VENV)/made: scripts/make_venv.sh
+	@scripts/make_venv.sh $(VENV) $(PYTHON)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made pyproject.toml
+	@echo "Installing fastdeploy-routing-plugins into $(VENV) ..."
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(PIP) --editable .
+	@echo "$(CURDIR)" > $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "Installing what the tests need into $(VENV): paddlepaddle (about 200 MB), pytest, ruff, mypy ..."
+	@$(PIP) --editable '.[cpu,testing]' --group dev
+	@touch $@
+
+setup: $(VENV)/installed-dev
+
+demo: $(VENV)/installed
+	@$(VENV)/bin/fd-routing demo $(ARGS)
+
+test: packages setup lint unit wheel pythons
+	@echo "make test: everything passed"
+
+packages:
+	@scripts/debian_packages.sh
+
+lint: setup
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+unit: setup
+	$(PY) -m pytest --cov --cov-report=term $(ARGS)
+
+wheel: setup
+	$(PY) scripts/wheel_check.py
+
+pythons: setup
+	$(PY) scripts/other_pythons.py $(QUICK)
+
+test-long: packages setup
+	$(LONG) $(PY) -m pytest $(ARGS)
+
+bench: setup
+	$(PY) benchmarks/local_store.py $(ARGS)
+
+docs: setup
+	$(PY) scripts/readme_includes.py --write
+
+clean:
+	rm -rf $(VENV) .venv-others dist build .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""A routing store over one SQLite file."""

@@ -1,0 +1,169 @@
+"""Which store, and which of its rollouts, a command line means."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
+from fastdeploy_routing_plugins.keys import RoutingKey, encode_namespace
+from fastdeploy_routing_plugins.opening import open_store
+from fastdeploy_routing_plugins.resolver import ResolvedStore, resolve
+from fastdeploy_routing_plugins.sources import (
+    CONFIG_VARIABLE,
+    HOST_KEYS,
+    HOST_OPTIONS,
+    NAMESPACE_VARIABLE,
+    OPTIONS_KEY,
+    STORE_KEY,
+    gather,
+    named,
+    parse_text,
+    split_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fastdeploy_routing_plugins.status import RolloutStatus
+    from fastdeploy_routing_plugins.sync import SyncStore
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChoice:
+    """Which store the command line asks for.
+
+    Attributes:
+        store: ``--store``.
+        config: ``--config``: JSON text or ``@file``.
+        directory: ``--dir``.
+        namespace: ``--namespace``.
+    """
+
+    store: str | None = None
+    config: str | None = None
+    directory: str | None = None
+    namespace: str | None = None
+
+    def sources(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Returns the configuration that the command line states, if any, and the environment that counts beside it.
+
+        ``--config`` and ``--dir`` say everything about the store, so the environment's configuration does not count.
+        ``--store`` alone leaves it in force if it is about that store.
+
+        Raises:
+            ConfigError: ``--config`` or the variable is no JSON object, or options contradict each other.
+        """
+        environ = dict(os.environ)
+        if self.config is None and self.directory is None:
+            if self.store is None:
+                return None, environ
+            if named(gather(None, environ)) - {split_name(self.store)[0]}:
+                del environ[CONFIG_VARIABLE]
+            return {STORE_KEY: self.store}, environ
+        environ.pop(CONFIG_VARIABLE, None)
+        options = {} if self.config is None else parse_text(self.config, "--config")[0]
+        whole = not {STORE_KEY, OPTIONS_KEY, *HOST_KEYS}.difference(HOST_OPTIONS).isdisjoint(options)
+        name = self.store or ("local" if self.directory is not None else None)
+        if self.directory is not None and (whole or split_name(name or "")[0] != "local"):
+            raise ConfigError("--dir is for the store local with options of its own", hint="use --config alone")
+        if whole:
+            stated = options.get(STORE_KEY, name)
+            if name not in (None, stated):
+                raise ConfigError(f"--store {name} contradicts {STORE_KEY} {stated!r} in --config")
+            return {**options, STORE_KEY: stated}, environ
+        if name is None:
+            raise ConfigError(
+                "--config holds a store's own options, but no store is named",
+                hint=f'add --store NAME, or "{STORE_KEY}" to the JSON',
+            )
+        if self.directory is not None:
+            options = {**options, "store_dir": self.directory}
+        return {STORE_KEY: name, OPTIONS_KEY: options}, environ
+
+    def resolve(self) -> ResolvedStore:
+        """Chooses and checks the store.
+
+        Raises:
+            ResolveError: there is no such store, or its configuration is wrong.
+            InvalidKeyError: the namespace cannot be stored.
+        """
+        config, environ = self.sources()
+        resolved = resolve(config, environ=environ)
+        if self.namespace is None:
+            return resolved
+        encode_namespace(self.namespace)
+        return replace(resolved, namespace=self.namespace)
+
+    @contextmanager
+    def open(self) -> Iterator[SyncStore]:
+        """Opens the store for a ``with`` block.
+
+        Raises:
+            RoutingError: the store cannot be chosen or opened.
+        """
+        with open_store(self.resolve()) as store:
+            yield store
+
+
+def store_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds the options that choose a store; the command gets them as ``choose``, a ``StoreChoice``."""
+    option = click.option(
+        "--namespace", metavar="NAME", help=f"Namespace; without it {NAMESPACE_VARIABLE}, or default."
+    )
+    return own_namespace_store_options(option(function))
+
+
+def own_namespace_store_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds the same options without ``--namespace``, for commands that work in one of their own."""
+
+    @functools.wraps(function)
+    def wrapped(
+        *args: Any,
+        store: str | None,
+        config: str | None,
+        directory: str | None,
+        namespace: str | None = None,
+        **kwargs: Any,
+    ) -> int:
+        return function(*args, choose=StoreChoice(store, config, directory, namespace), **kwargs)
+
+    for option in (
+        click.option("--dir", "directory", metavar="PATH", help="Short for --store local with this store_dir."),
+        click.option(
+            "--config",
+            metavar="JSON|@FILE",
+            help=f"The store's own options, or a whole configuration. Without --store, --config and --dir: "
+            f"{CONFIG_VARIABLE}.",
+        ),
+        click.option("--store", metavar="NAME", help="Which store, see `fd-routing list`."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def pick(
+    store: SyncStore, ids: Sequence[str], prefix: str | None, everything: bool, choice: int
+) -> tuple[list[RolloutStatus], list[RoutingKey]]:
+    """Returns the rollouts that the selection options mean, and the keys named that do not exist.
+
+    Raises:
+        UsageProblem: not exactly one way of selecting is used.
+    """
+    if sum([bool(ids), prefix is not None, everything]) != 1:
+        raise UsageProblem("name rollout ids, or use --prefix, or --all")
+    if not ids:
+        return store.list(prefix), []
+    found, absent = [], []
+    for key in dict.fromkeys(RoutingKey(text, choice) for text in ids):
+        try:
+            found.append(store.status(key))
+        except NotFoundError:
+            absent.append(key)
+    return found, absent

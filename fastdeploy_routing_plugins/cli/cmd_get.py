@@ -1,0 +1,86 @@
+"""``fd-routing get``: a rollout's routing as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fastdeploy_routing_plugins.cli.export import check_target, write_file
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.options import Range, choice_option, common_options
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+
+
+@click.command("get")
+@click.argument("rollout_id", metavar="ID")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where to: .npy or .safetensors.",
+)
+@choice_option
+@click.option("--layers", type=Range(), help="Positions in the recorded layers, half-open.")
+@click.option("--tokens", type=Range(), help="Absolute tokens, half-open.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for what is absent.",
+)
+@click.option("--no-verify", is_flag=True, help="Do not compare digests.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@store_options
+@common_options
+@click.pass_obj
+def command(
+    out: Output,
+    choose: StoreChoice,
+    rollout_id: str,
+    output: Path,
+    choice: int,
+    layers: slice | None,
+    tokens: slice | None,
+    timeout: float,
+    no_verify: bool,
+    force: bool,
+) -> int:  # fmt: skip
+    """Save a rollout's routing, [layers, tokens, top_k], or a range of it.
+
+    FILE appears whole or not at all. A .safetensors file has the format of the store `local`: tensor "routing" and a
+    header with schema, range and digests.
+    """
+    check_target(output, force)
+    with choose.open() as store:
+        record = store.get(
+            rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
+        )
+        # Written before the store closes, since the array may be a view of the store's memory.
+        write_file(output, record, store.namespace, force)
+    report = {
+        "id": record.key.rollout_id,
+        "choice": record.key.choice,
+        "file": str(output),
+        "shape": list(record.routing.shape),
+        "dtype": str(record.routing.dtype),
+        "layers": list(record.part.layers),
+        "tokens": list(record.part.tokens),
+        "total_tokens": record.total_tokens,
+        "layer_ids": list(record.layer_ids),
+        "num_experts": record.schema.num_experts,
+        "attempt": record.attempt,
+        "verified": not no_verify,
+        "bytes": record.routing.nbytes,
+    }
+    if not out.document(report):
+        shape = " x ".join(map(str, record.routing.shape))
+        out.line(
+            f"{show_id(rollout_id, choice)}: {shape} (layers x tokens x top-k), {record.routing.dtype}, "
+            f"{show_bytes(record.routing.nbytes)} -> {output}"
+        )
+    return 0

@@ -1,0 +1,60 @@
+"""``fd-routing ls``: the rollouts in a store, from names alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.options import common_options
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastdeploy_routing_plugins.status import RolloutStatus
+
+_HEADERS = ("ID", "STATE", "ATTEMPT", "PARTS", "LAYERS", "TOKENS", "SIZE")
+_RIGHT = "  rrrrr"
+
+
+@click.command("ls")
+@click.argument("prefix", required=False)
+@store_options
+@common_options
+@click.pass_obj
+def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
+    """List the rollouts in a store.
+
+    PREFIX keeps ids equal to it or continuing after a colon: "x:1" matches "x:1" and "x:1:0", never "x:10".
+    """
+    with choose.open() as store:
+        found = store.list(prefix)
+        namespace = store.namespace
+    if not out.document({"namespace": namespace, "rollouts": [status.to_dict() for status in found]}):
+        show_rollouts(out, found)
+        if not found:
+            out.note(f"no rollouts in namespace {namespace!r}" + (f" under {prefix!r}" if prefix else ""))
+    return 0
+
+
+def show_rollouts(out: Output, rollouts: Sequence[RolloutStatus]) -> None:
+    """Prints a table of rollouts."""
+    out.table(
+        _HEADERS,
+        [
+            (
+                show_id(status.key.rollout_id, status.key.choice)
+                + (f" ({status.key.kind})" if status.key.kind != "routing" else ""),
+                status.state,
+                str(status.attempt),
+                str(len(status.parts)),
+                str(status.total_layers),
+                "?" if status.total_tokens is None else str(status.total_tokens),
+                show_bytes(status.nbytes),
+            )
+            for status in rollouts
+        ],
+        right=_RIGHT,
+    )

@@ -1,0 +1,147 @@
+"""``fd-routing stat``: what one rollout is: shape, coverage, who wrote it, whether it is whole, how experts are used."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.options import choice_option, common_options
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.errors import CorruptDataError
+from fastdeploy_routing_plugins.keys import RoutingKey
+
+if TYPE_CHECKING:
+    from fastdeploy_routing_plugins.inspection import RolloutStat, VerifyReport
+    from fastdeploy_routing_plugins.status import RolloutStatus
+
+_BAR = 32
+
+
+@click.command("stat")
+@click.argument("rollout_id", metavar="ID")
+@choice_option
+@click.option("--quick", is_flag=True, help="Read headers only: no digests, no use of experts.")
+@store_options
+@common_options
+@click.pass_obj
+def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quick: bool) -> int:
+    """Describe one rollout: shape, coverage, digests, and how each layer uses its experts.
+
+    Exits with 1 if it is absent or damaged.
+    """
+    key = RoutingKey(rollout_id, choice)
+    with choose.open() as store:
+        report = None if quick else store.verify(key)
+        status = store.status(key) if report is None else report.status
+        problems = list(report.problems) if report is not None else []
+        info = None
+        try:
+            info = store.stat(key)
+        except CorruptDataError as err:
+            problems = problems or [err.message]
+    # What is not covered yet is a problem to a full check, but no damage.
+    harmless = report is not None and status.state in ("incomplete", "pending")
+    damaged = len(problems) > harmless
+    digests = "damaged" if damaged else "not checked" if report is None else "ok"
+    document = _describe(status, info, report)
+    document |= {"digests": digests, "problems": problems, "warnings": list(report.warnings) if report else []}
+    if not out.document(document):
+        _print(out, document)
+    return 1 if damaged else 0
+
+
+def _describe(status: RolloutStatus, info: RolloutStat | None, report: VerifyReport | None) -> dict[str, Any]:
+    schema = info.schema if info is not None else report.schema if report is not None else None
+    document = status.to_dict()
+    document |= {"num_experts": None, "top_k": None, "dtype": None, "layer_ids": None, "shape": None}
+    if schema is not None:
+        document |= {"num_experts": schema.num_experts, "top_k": schema.top_k, "dtype": schema.dtype}
+        document |= {"layer_ids": list(schema.layer_ids)}
+        document |= {"shape": [schema.num_layers, status.total_tokens, schema.top_k]}
+    if info is not None:
+        spans = [{"start": span.start, "stop": span.stop, "version": span.version} for span in info.weight_versions]
+        document |= {"producers": list(info.producers), "time_ns": info.time_ns, "weight_versions": spans}
+    document["layers"] = _layers(report)
+    return document
+
+
+def _layers(report: VerifyReport | None) -> list[dict[str, Any]]:
+    if report is None or report.counts is None or report.schema is None:
+        return []
+    layers = []
+    for layer_id, used, counts in zip(report.schema.layer_ids, report.experts_used, report.counts, strict=True):
+        total = int(counts.sum())
+        busiest = int(counts.argmax())
+        edges = [index * len(counts) // min(_BAR, len(counts)) for index in range(min(_BAR, len(counts)))]
+        layers.append(
+            {
+                "layer_id": layer_id,
+                "experts_used": used,
+                "busiest_expert": busiest if total else None,
+                "busiest_share": int(counts[busiest]) / total if total else 0.0,
+                "load": [
+                    int(counts[start:stop].sum()) for start, stop in zip(edges, [*edges[1:], len(counts)], strict=True)
+                ],
+            }
+        )
+    return layers
+
+
+def _print(out: Output, doc: dict[str, Any]) -> None:
+    experts = doc["num_experts"]
+    tokens = "an unknown number of" if doc["total_tokens"] is None else doc["total_tokens"]
+    rows = [
+        ("id", show_id(doc["id"], doc["choice"])),
+        ("state", doc["state"]),
+        ("shape", f"{doc['total_layers']} layers, {tokens} tokens" + (f", top-{doc['top_k']}" if experts else "")),
+        ("stored", f"{doc['parts']} parts, {show_bytes(doc['bytes'])}" + (f", {doc['dtype']}" if experts else "")),
+        ("attempt", f"{doc['attempt']}" + (f" (stored: {doc['attempts']})" if len(doc["attempts"]) > 1 else "")),
+        ("digests", doc["digests"]),
+    ]
+    if experts:
+        rows.append(("experts", f"{experts} in each of the model's layers {_spans(doc['layer_ids'])}"))
+    rows += [("missing", f"layers {_pair(m['layers'])}, tokens {_pair(m['tokens'])}") for m in doc["missing"]]
+    for span in doc.get("weight_versions", ()):
+        rows.append(("weights", f"tokens {span['start']}:{span['stop']} of version {span['version']}"))
+    rows += [("producer", producer) for producer in doc.get("producers", ())]
+    if doc.get("time_ns"):
+        rows.append(("put at", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(doc["time_ns"] // 10**9))))
+    for name, text in rows:
+        out.line(f"{name:9} {text}")
+    if doc["layers"]:
+        out.line()
+        out.table(
+            ("LAYER", "USED", "BUSIEST", f"LOAD OF EXPERTS 0..{experts - 1}"),
+            [
+                (
+                    str(layer["layer_id"]),
+                    f"{layer['experts_used']}/{experts}",
+                    f"{layer['busiest_expert']} ({layer['busiest_share']:.1%})" if sum(layer["load"]) else "-",
+                    out.spark(layer["load"]),
+                )
+                for layer in doc["layers"]
+            ],
+            right="rrr",
+        )
+    for problem in doc["problems"]:
+        out.note(f"problem: {problem}")
+    for warning in doc["warnings"]:
+        out.note(f"warning: {warning}")
+
+
+def _pair(bounds: list[int]) -> str:
+    return f"{bounds[0]}:{bounds[1]}"
+
+
+def _spans(ids: list[int]) -> str:
+    """Returns ascending numbers as ranges, ``1-3,7``."""
+    spans: list[list[int]] = []
+    for value in ids:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

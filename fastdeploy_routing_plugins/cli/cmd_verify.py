@@ -1,0 +1,88 @@
+"""``fd-routing verify``: reads rollouts and checks every byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
+from fastdeploy_routing_plugins.cli.options import common_options, selection_options
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastdeploy_routing_plugins.keys import RoutingKey
+    from fastdeploy_routing_plugins.sync import SyncStore
+
+
+@click.command("verify")
+@selection_options
+@store_options
+@common_options
+@click.pass_obj
+def command(
+    out: Output, choose: StoreChoice, ids: Sequence[str], prefix: str | None, everything: bool, choice: int
+) -> int:
+    """Read rollouts and check everything: digests, ids, coverage, repeated experts; warn of dead layers.
+
+    Exits with 1 if anything is wrong or missing. Warnings alone do not fail.
+    """
+    with choose.open() as store:
+        found, absent = pick(store, ids, prefix, everything, choice)
+        results = [_absent(key) for key in absent]
+        with out.progress("verifying", len(found)) as advance:
+            for done, status in enumerate(found, 1):
+                results.append(_verify(store, status.key))
+                advance(done)
+        namespace = store.namespace
+    bad = [result for result in results if not result["ok"]]
+    nbytes = sum(result["bytes"] for result in results)
+    warned = sum(bool(result["warnings"]) for result in results)
+    summary = {"checked": len(results), "bad": len(bad), "warned": warned, "bytes": nbytes}
+    if not out.document({"namespace": namespace, "ok": not bad, **summary, "rollouts": results}):
+        rows = [
+            (show_id(result["id"], result["choice"]), word, text)
+            for result in results
+            for word, texts in (("bad", result["problems"]), ("warning", result["warnings"]))
+            for text in texts
+        ]
+        if rows:
+            out.table(("ID", "RESULT", "WHY"), rows)
+        out.line(
+            f"{len(results)} rollouts checked ({show_bytes(nbytes)}): {len(results) - len(bad)} ok, {len(bad)} bad, "
+            f"{warned} with warnings"
+        )
+    return 1 if bad else 0
+
+
+def _verify(store: SyncStore, key: RoutingKey) -> dict[str, Any]:
+    result: dict[str, Any] = {"id": key.rollout_id, "choice": key.choice, "kind": key.kind}
+    try:
+        report = store.verify(key)
+    except (StoreUnavailableError, StoreClosedError):
+        raise
+    except RoutingError as err:
+        return {**result, "ok": False, "bytes": 0, "problems": [err.message], "warnings": []}
+    return {
+        **result,
+        "ok": report.ok,
+        "bytes": report.nbytes,
+        "problems": list(report.problems),
+        "warnings": list(report.warnings),
+    }
+
+
+def _absent(key: RoutingKey) -> dict[str, Any]:
+    problems = ["not found"]
+    return {
+        "id": key.rollout_id,
+        "choice": key.choice,
+        "kind": key.kind,
+        "ok": False,
+        "bytes": 0,
+        "problems": problems,
+        "warnings": [],
+    }

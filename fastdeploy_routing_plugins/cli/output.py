@@ -1,0 +1,202 @@
+"""What commands print: tables, documents and progress, safe against whatever text comes out of a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import unicodedata
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_GAP = "  "
+
+
+class Output:
+    """Where a command's results go. Results are printed to stdout, everything else to stderr.
+
+    Attributes:
+        json: Whether the one result is a JSON document.
+        debug: Whether tracebacks are shown.
+    """
+
+    def __init__(self, *, json: bool = False, debug: bool = False) -> None:
+        self.json = json
+        self.debug = debug
+        self._stream = sys.stdout
+
+    def document(self, value: dict[str, Any]) -> bool:
+        """Prints the document if JSON was asked for; returns whether it was."""
+        if self.json:
+            # ASCII, since a terminal obeys more control characters than JSON escapes by itself.
+            self._write(json.dumps(value, ensure_ascii=True, indent=2, default=_plain))
+        return self.json
+
+    def line(self, text: str = "") -> None:
+        """Prints a line of a result, unless JSON was asked for."""
+        if not self.json:
+            self._write(clean(text))
+
+    def note(self, text: str) -> None:
+        """Prints lines that are no result, to stderr."""
+        if sys.stderr is not None:
+            print(*map(clean, text.split("\n")), sep="\n", file=sys.stderr, flush=True)
+
+    def error(self, code: str, message: str, hint: str, *, problems: Sequence[str] | None = None) -> None:
+        """Prints an error: a document, or a line and a hint to stderr."""
+        more = {"problems": list(problems)} if problems else {}
+        if self.document({"error": {"code": code, "message": message, "hint": hint, **more}}):
+            return
+        self.note(f"error: {_one_line(message)}")
+        if hint:
+            self.note(f"hint: {_one_line(hint)}")
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "") -> None:
+        """Prints rows of text under headers; aligned plain text, folded into columns by rich on a terminal.
+
+        Args:
+            headers: One per column.
+            rows: Cells; control characters are escaped.
+            right: One letter per column, ``r`` where cells are aligned to the right.
+        """
+        if self.json:
+            return
+        right = right.ljust(len(headers))
+        cells = [[clean(cell) for cell in row] for row in [headers, *rows]]
+        widths = [max(_width(row[i]) for row in cells) for i in range(len(headers))]
+        if self._stream.isatty() and sum(widths) + len(_GAP) * (len(widths) - 1) > _columns():
+            self._fold(cells, right)
+            return
+        for row in cells:
+            padded = [
+                " " * (width - _width(cell)) + cell if side == "r" else cell + " " * (width - _width(cell))
+                for cell, width, side in zip(row, widths, right, strict=True)
+            ]
+            self._write(_GAP.join(padded).rstrip())
+
+    def _fold(self, cells: list[list[str]], right: str) -> None:
+        from rich.console import Console  # noqa: PLC0415 - rich costs 50 ms that narrow tables do not pay
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="")
+        for header, side in zip(cells[0], right, strict=True):
+            table.add_column(Text(header), justify="right" if side == "r" else "left", overflow="fold")
+        for row in cells[1:]:
+            table.add_row(*map(Text, row))
+        Console(file=self._stream, markup=False, emoji=False, highlight=False).print(table)
+
+    def spark(self, values: Sequence[int]) -> str:
+        """Returns a bar of one character per value, relative to the largest; zero is a dot."""
+        encoding = getattr(self._stream, "encoding", None) or "ascii"
+        steps = "▁▂▃▄▅▆▇█" if encoding.lower().replace("-", "") == "utf8" else "_-=+*%#@"
+        top = max(values, default=0)
+        return "".join(steps[(value * len(steps) - 1) // top] if value else "." for value in values)
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Shows a bar on stderr if that is a terminal; yields a function that takes how many are done."""
+        if sys.stderr is None or not sys.stderr.isatty() or total < 1:
+            yield lambda done: None
+            return
+        from rich.console import Console  # noqa: PLC0415 - only for people at a terminal
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+            task = bar.add_task(clean(label), total=total)
+            yield lambda done: bar.update(task, completed=done)
+
+    def flush(self) -> None:
+        """Flushes stdout, so that a closed pipe is noticed here."""
+        if self._stream is not None:
+            self._stream.flush()
+
+    def discard(self, *, only_if_unread: bool = False) -> bool:
+        """Sends what is still to be written, at exit at the latest, nowhere.
+
+        Args:
+            only_if_unread: Do it only if nobody reads stdout any more.
+
+        Returns:
+            Whether it was done.
+        """
+        try:
+            fd = self._stream.fileno()
+        except (AttributeError, OSError, ValueError):
+            return False
+        if only_if_unread:
+            poll = select.poll()
+            poll.register(fd, 0)
+            if not poll.poll(0):
+                return False
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, fd)
+        os.close(devnull)
+        return True
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    return str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(line.strip() for line in text.splitlines())
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(1).columns
+    except OSError:
+        return 80
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
+
+
+def clean(text: str) -> str:
+    """Returns text with everything a terminal would not simply show written as an escape such as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join([ch if ch.isprintable() else ch.encode("unicode_escape", "surrogatepass").decode() for ch in text])
+
+
+def show_id(rollout_id: str, choice: int = 0) -> str:
+    """Returns a rollout id for people; no two ids look the same, since a backslash is doubled."""
+    return clean(rollout_id.replace("\\", "\\\\")) + (f" #{choice}" if choice else "")
+
+
+def show_bytes(count: float) -> str:
+    """Returns a size for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def show_time(seconds: float) -> str:
+    """Returns a duration for people."""
+    for unit, scale in (("us", 1e6), ("ms", 1e3)):
+        if seconds * scale < 1000:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.2f} s"

@@ -1,0 +1,340 @@
+"""Options of stores: what there is (``describe``), strict loading, and a form to show with secrets hidden.
+
+A store's config class is a plain dataclass. Every option is converted on its own, so that one ``ConfigError`` names
+every problem: unknown options, wrong types, missing ones, two values for one, and what the class itself refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ConfigError, InvalidPluginError
+from .keys import DEFAULT_NAMESPACE, encode_namespace
+from .sources import Item
+from .suggest import did_you_mean
+
+HIDDEN = "***"
+MAX_PRODUCER = 200
+_SCALARS = (str, int, float, bool, type(None))
+_PASSWORD = re.compile(r"((?:://|,)[^\s/?#:@,]*:)[^\s@]+?@")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """Options that every store has, whatever its own are."""
+
+    namespace: str = field(
+        default=DEFAULT_NAMESPACE,
+        metadata={"doc": "Keeps runs apart; also FD_ROUTING_NAMESPACE. Set one per run."},
+    )
+    producer: str = field(
+        default="",
+        metadata={"doc": "Names the writing process; made from host name, process id and a random number if empty."},
+    )
+    only_last_turn: bool = field(
+        default=False, metadata={"doc": "Delete a turn once the next turn of its trajectory is complete."}
+    )
+    use_fused_put: bool = field(
+        default=False, metadata={"doc": "The host hands over all layers of a request at once instead of one by one."}
+    )
+
+    def __post_init__(self) -> None:
+        encode_namespace(self.namespace)
+        if len(self.producer) > MAX_PRODUCER or not self.producer.isprintable():
+            raise ValueError(f"option 'producer' must be at most {MAX_PRODUCER} printable characters")
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """What is to be known about an option.
+
+    Attributes:
+        name: Its name.
+        type: Its type as text, for example ``"int | None"``.
+        default: Its default, None if it is required; hidden if it is secret.
+        doc: One sentence.
+        secret: Whether its value is hidden wherever it would be shown.
+        required: Whether it has no default.
+    """
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+    secret: bool
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Checked options.
+
+    Attributes:
+        config: An instance of the store's config class.
+        options: The store's options as JSON has them, defaults included.
+        common: The common options.
+    """
+
+    config: Any
+    options: dict[str, Any]
+    common: CommonOptions
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    name: str
+    hint: Any
+    info: OptionInfo
+
+    def convert(self, value: Any, *, text: bool) -> Any:
+        return msgspec.convert(value, self.hint, strict=not text)
+
+
+def describe(config_class: type[Any]) -> tuple[OptionInfo, ...]:
+    """Returns the options of a config class, in the order in which it declares them.
+
+    Raises:
+        InvalidPluginError: it is no dataclass, or has a type that JSON cannot express.
+    """
+    return tuple(option.info for option in _options(config_class))
+
+
+def option_names(config_class: type[Any]) -> tuple[str, ...]:
+    """Returns the names of a store's options, the common ones included.
+
+    Raises:
+        InvalidPluginError: as ``describe``; or an option has the name of a common one.
+    """
+    own = [option.name for option in _options(config_class)]
+    common = [info.name for info in describe(CommonOptions)]
+    if taken := sorted(set(own) & set(common)):
+        raise InvalidPluginError(
+            f"{config_class.__qualname__} declares {taken[0]!r}, which is an option of every store",
+            hint="give it another name",
+        )
+    return (*own, *common)
+
+
+def effective(config: Any) -> dict[str, Any]:
+    """Returns a config instance's options to show to people: secrets and passwords in URLs are hidden."""
+    shown = {}
+    for option in _options(type(config)):
+        value = _plain(option, getattr(config, option.name))
+        shown[option.name] = HIDDEN if option.info.secret and value else _mask(value)
+    return shown
+
+
+def load(
+    config_class: type[Any], items: Iterable[Item], *, owner: str, problems: Sequence[str] = (), hint: str = ""
+) -> Loaded:
+    """Checks everything that was said about a store's options.
+
+    Args:
+        config_class: The store's config class.
+        items: From ``sources.merge``.
+        owner: Whose configuration it is, for messages, for example ``store 'local'``.
+        problems: What is known to be wrong already.
+        hint: Where to look options up.
+
+    Raises:
+        ConfigError: something is wrong; names every problem.
+        InvalidPluginError: the config class does not follow the contract.
+    """
+    names = option_names(config_class)
+    found = list(problems)
+    said: dict[str, list[Item]] = {name: [] for name in names}
+    for item in items:
+        if item.key in said:
+            said[item.key].append(item)
+        else:
+            near = did_you_mean(item.key, names)
+            found.append(f"unknown option {item.key!r} (from {item.source}), {near or 'there are ' + ', '.join(names)}")
+    config = _build(config_class, said, found)
+    common = _build(CommonOptions, said, found)
+    if found or config is None or common is None:
+        count = f"{len(found)} problems: " if len(found) > 1 else ""
+        raise ConfigError(f"configuration of {owner}: {count}{'; '.join(found)}", hint=hint, problems=tuple(found))
+    options = {option.name: _plain(option, getattr(config, option.name)) for option in _options(config_class)}
+    return Loaded(config, options, common)
+
+
+def _build(config_class: type[T], said: Mapping[str, list[Item]], problems: list[str]) -> T | None:
+    values: dict[str, Any] = {}
+    complete = True
+    for option in _options(config_class):
+        heard, wrong = _hear(option, said[option.name])
+        if not said[option.name] and option.info.required:
+            wrong.append(f"option {option.name!r} is required" + (f": {option.info.doc}" if option.info.doc else ""))
+        if heard:
+            values[option.name] = heard[0]
+        complete = complete and not wrong
+        problems += wrong
+    if not complete:
+        return None
+    try:
+        return config_class(**values)
+    except ConfigError as err:
+        problems += err.facts.get("problems", (err.message,))
+    except ValueError as err:
+        problems.append(str(err))
+    except TypeError as err:
+        raise InvalidPluginError(f"{config_class.__qualname__} cannot be built from its own fields: {err}") from err
+    return None
+
+
+def _hear(option: _Option, items: list[Item]) -> tuple[list[Any], list[str]]:
+    """Converts what was said about one option; returns the distinct values and the problems."""
+    heard: list[tuple[Any, str]] = []
+    problems = []
+    for item in items:
+        values = [list(item.value)] if item.text and _is_sequence(option.hint) else item.value if item.text else [item.value]
+        for value in values:
+            try:
+                typed = option.convert(os.fspath(value) if isinstance(value, os.PathLike) else value, text=item.text)
+                _check_value(typed)
+            except ValueError as err:
+                problems.append(f"option {option.name!r}: {_reason(option, err, value)} (from {item.source})")
+                continue
+            if all(typed != other for other, _ in heard):
+                heard.append((typed, item.source))
+    if len(heard) > 1:
+        both = ", ".join(f"{HIDDEN if option.info.secret else _mask(value)!r} from {source}" for value, source in heard)
+        problems.append(f"option {option.name!r} has two values: {both}")
+    return [value for value, _ in heard], problems
+
+
+def _options(config_class: type[Any]) -> tuple[_Option, ...]:
+    if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
+        raise InvalidPluginError(
+            f"the config class must be a dataclass, got {config_class!r:.80}",
+            hint="@dataclass(frozen=True, slots=True)",
+        )
+    try:
+        hints = typing.get_type_hints(config_class, include_extras=True)
+    except (NameError, TypeError, AttributeError) as err:
+        raise InvalidPluginError(
+            f"the types of {config_class.__qualname__} cannot be read: {err}",
+            hint="import them at run time, not only for type checkers",
+        ) from err
+    return tuple(_option(config_class, f, hints[f.name]) for f in dataclasses.fields(config_class) if f.init)
+
+
+def _option(config_class: type[Any], f: dataclasses.Field[Any], hint: Any) -> _Option:
+    unfit = InvalidPluginError(
+        f"option {f.name!r} of {config_class.__qualname__} has the type {_type_text(hint)}, which JSON cannot express",
+        hint="use str, int, float, bool, lists and tuples of these, dict[str, ...], Optional or Literal",
+    )
+    if not _is_json(hint):
+        raise unfit
+    required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    secret = bool(f.metadata.get("secret", False))
+    default = None
+    try:
+        if not required:
+            made = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            default = HIDDEN if secret and made else msgspec.to_builtins(made)
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        pass  # None does not fit, but the type is one that can be checked
+    except TypeError as err:
+        raise unfit from err
+    doc = str(f.metadata.get("doc", ""))
+    return _Option(f.name, hint, OptionInfo(f.name, _type_text(hint), default, doc, secret, required))
+
+
+def _is_json(hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _is_json(args[0])
+    if origin is typing.Literal:
+        return all(type(value) in _SCALARS for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return all(_is_json(arg) for arg in args)
+    if origin in (list, tuple):
+        return all(arg is Ellipsis or _is_json(arg) for arg in args)
+    if origin is dict:
+        return args[0] is str and _is_json(args[1])
+    return hint in _SCALARS
+
+
+def _is_sequence(hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Annotated, typing.Union, types.UnionType):
+        return any(_is_sequence(arg) for arg in args)
+    return origin in (list, tuple)
+
+
+def _type_text(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _type_text(args[0])
+    if origin is typing.Literal:
+        return " | ".join(repr(value) for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type_text(arg) for arg in args)
+    if origin is not None and args:
+        inner = ", ".join("..." if arg is Ellipsis else _type_text(arg) for arg in args)
+        return f"{origin.__name__}[{inner}]"
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
+
+
+def _check_value(value: Any) -> None:
+    """Refuses what has a type of JSON and yet no place in it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    if isinstance(value, str) and not value.isascii() and value.encode("utf-8", "replace").decode() != value:
+        raise ValueError("expected text without lone surrogates")
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_value(item)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_value(key)
+            _check_value(item)
+
+
+def _plain(option: _Option, value: Any) -> Any:
+    """Returns a checked value as JSON has it; the config class may have changed it, but not into something else."""
+    try:
+        plain = msgspec.to_builtins(value)
+        option.convert(plain, text=False)
+    except (msgspec.ValidationError, TypeError) as err:
+        raise InvalidPluginError(
+            f"the config class turned option {option.name!r} into something that its type does not allow: {err}",
+            hint="an option must survive a journey to another process",
+        ) from err
+    return plain
+
+
+def _reason(option: _Option, err: ValueError, value: Any) -> str:
+    if option.info.secret:
+        return f"expected {option.info.type}, got something else, which is not shown because it is secret"
+    shown = repr(_mask(value))
+    reason = str(err).replace("`", "")
+    return f"{reason[:1].lower()}{reason[1:]}: {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+def _mask(value: Any) -> Any:
+    if isinstance(value, str):
+        return _PASSWORD.sub(rf"\1{HIDDEN}@", value)
+    if isinstance(value, (list, tuple)):
+        return [_mask(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _mask(item) for key, item in value.items()}
+    return value
+
+
+def default_producer() -> str:
+    """Returns a name for this process that no other process has."""
+    return f"{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"

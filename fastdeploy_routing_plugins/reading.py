@@ -1,0 +1,175 @@
+"""From stored bytes to arrays: which byte ranges a rectangle needs, checking them, and putting them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .backend import Blob, GetRequest
+from .envelope import CHUNK_TOKENS, PartHeader, decode_header, verify_chunks
+from .errors import ConflictError, CorruptDataError
+from .names import Part, PartName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .arrays import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One part's share of what is asked for.
+
+    Attributes:
+        name: The stored object's full name.
+        what: The name's last component.
+        rect: The wanted rectangle within the part; absolute.
+        read: The rectangle to read: ``rect``, widened to whole chunks if digests are checked; absolute.
+    """
+
+    name: str
+    what: PartName
+    rect: Part
+    read: Part
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the part is read."""
+        return self.read == self.what.part
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Byte ranges of ``read`` in the payload: one if it has all tokens of the part, else one per layer."""
+        (t0, t1), l0 = self.what.part.tokens, self.what.part.layers[0]
+        row, layer_bytes = self.what.row_bytes, self.what.layer_bytes
+        first, last = self.read.layers[0] - l0, self.read.layers[1] - l0
+        if self.read.tokens == (t0, t1):
+            return [(first * layer_bytes, last * layer_bytes)]
+        begin, end = (self.read.tokens[0] - t0) * row, (self.read.tokens[1] - t0) * row
+        return [(layer * layer_bytes + begin, layer * layer_bytes + end) for layer in range(first, last)]
+
+    def request(self) -> GetRequest:
+        """What to ask of the backend."""
+        return GetRequest(self.name, None if self.whole else self.ranges())
+
+
+def plan(prefix: str, parts: Sequence[PartName], want: Part, *, verify: bool) -> list[Piece]:
+    """Returns the pieces that cover ``want``; parts that share no cell with it are left out."""
+    pieces = []
+    for what in parts:
+        rect = what.part.intersect(want)
+        if rect is None:
+            continue
+        start, stop = what.part.tokens
+        read = rect
+        if verify and rect.tokens != (start, stop):
+            low = start + (rect.tokens[0] - start) // CHUNK_TOKENS * CHUNK_TOKENS
+            high = min(stop, start - (start - rect.tokens[1]) // CHUNK_TOKENS * CHUNK_TOKENS)
+            read = Part((low, high), rect.layers)
+        pieces.append(Piece(f"{prefix}{what}", what, rect, read))
+    return pieces
+
+
+def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader, IntArray]:
+    """Checks a fetched piece and returns its header and ``[layers, tokens, top_k]`` of ``piece.rect``.
+
+    Args:
+        piece: What was asked for.
+        blob: What the store returned for ``piece.request()``.
+        verify: Whether chunk digests are compared.
+
+    Raises:
+        CorruptDataError: the bytes are not what was put.
+    """
+    header = decode_header(blob.header, name=piece.name)
+    if not isinstance(header, PartHeader):
+        raise CorruptDataError("the header is not that of a part", name=piece.name)
+    views = [memoryview(chunk).cast("B") for chunk in blob.payload]
+    sizes = [stop - start for start, stop in piece.ranges()]
+    if [view.nbytes for view in views] != sizes:
+        raise CorruptDataError(
+            f"payload has {sum(v.nbytes for v in views)} bytes instead of {sum(sizes)}", name=piece.name
+        )
+    if verify:
+        _verify(piece, header, views)
+    return header, _to_array(piece, header, views)
+
+
+def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
+    first = piece.read.layers[0] - piece.what.part.layers[0]
+    chunk = (piece.read.tokens[0] - piece.what.part.tokens[0]) // CHUNK_TOKENS
+    per_layer = piece.read.num_tokens * piece.what.row_bytes
+    for index in range(piece.read.num_layers):
+        if len(views) == 1 and piece.read.num_layers > 1:
+            data = views[0][index * per_layer : (index + 1) * per_layer]
+        else:
+            data = views[index]
+        verify_chunks(header, first + index, chunk, data)
+
+
+def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
+    dtype = np.dtype(header.dtype).newbyteorder("<")
+    shape = (piece.read.num_layers, piece.read.num_tokens, header.top_k)
+    array: IntArray
+    if len(views) == 1:
+        array = np.frombuffer(views[0], dtype).reshape(shape)
+    else:
+        array = np.empty(shape, dtype)
+        for layer, view in zip(array, views, strict=True):
+            layer[...] = np.frombuffer(view, dtype).reshape(shape[1:])
+    skip = piece.rect.tokens[0] - piece.read.tokens[0]
+    rect: IntArray = array[:, skip : skip + piece.rect.num_tokens]
+    return rect
+
+
+def empty(want: Part, dtype: str, top_k: int) -> IntArray:
+    """Returns a new array ``[layers, tokens, top_k]`` for a rectangle, not filled in."""
+    array: IntArray = np.empty((want.num_layers, want.num_tokens, top_k), np.dtype(dtype).newbyteorder("<"))
+    return array
+
+
+def join(want: Part, pieces: Sequence[Piece], arrays: Sequence[IntArray], dtype: str, top_k: int) -> IntArray:
+    """Puts pieces that cover ``want`` together; a single piece is returned as it is, without a copy.
+
+    Raises:
+        ConflictError: two pieces hold different ids for the same cells; the message names the ranges.
+    """
+    if len(pieces) == 1 and pieces[0].rect == want:
+        result = arrays[0]
+    else:
+        result = empty(want, dtype, top_k)
+        cells = sum(piece.rect.num_layers * piece.rect.num_tokens for piece in pieces)
+        overlapping = cells > want.num_layers * want.num_tokens
+        done: list[tuple[Piece, IntArray]] = []
+        for piece, array in zip(pieces, arrays, strict=True):
+            if overlapping:
+                compare(piece, array, done)
+                done.append((piece, array))
+            result[_slices(piece.rect, want)] = array
+    shown: IntArray = result.view()
+    shown.flags.writeable = False
+    return shown
+
+
+def compare(piece: Piece, array: IntArray, others: Sequence[tuple[Piece, IntArray]]) -> None:
+    """Compares a piece with others where they overlap.
+
+    Raises:
+        ConflictError: two pieces hold different ids for the same cells; the message names the ranges.
+    """
+    for other, stored in others:
+        shared = piece.rect.intersect(other.rect)
+        if shared is not None and not np.array_equal(
+            array[_slices(shared, piece.rect)], stored[_slices(shared, other.rect)]
+        ):
+            raise ConflictError(
+                f"two parts hold different ids for {shared}",
+                hint="routing that was produced again needs a higher attempt number",
+                part=shared,
+            )
+
+
+def _slices(inner: Part, outer: Part) -> tuple[slice, slice]:
+    layers = slice(inner.layers[0] - outer.layers[0], inner.layers[1] - outer.layers[0])
+    return layers, slice(inner.tokens[0] - outer.tokens[0], inner.tokens[1] - outer.tokens[0])

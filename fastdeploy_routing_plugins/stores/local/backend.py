@@ -1,0 +1,230 @@
+"""The backend of ``local``: one safetensors file per object, read through memory mappings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from ...backend import Blob, BlockingBackend, Buffer, Ranges
+from ...errors import AlreadyExistsError, CorruptDataError, NotFoundError, StoreClosedError, StoreUnavailableError
+from . import layout, safefile
+from .folder import NOT_A_FOLDER, Folder, unavailable
+from .mapping import file_memory, is_network, read_range
+from .marker import open_folder
+from .publish import publish, sweep
+from .watch import Watchers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .config import LocalConfig
+
+_FIRST_READ = 8192  # bytes; holds the head of all but very long parts
+_TRIES = 100  # puts that meet an object which is deleted before it can be looked at
+
+
+class LocalBackend(BlockingBackend):
+    """Objects as files below one folder; any number of processes and machines may share it.
+
+    New folders and files get the modes that the umask leaves, so a trainer of another user can read, and, where its
+    group may write, delete.
+    """
+
+    def __init__(self, config: LocalConfig) -> None:
+        self._path = os.path.abspath(os.path.expanduser(config.store_dir))
+        self._fsync = config.fsync
+        self._root: Folder | None = None
+        self._mapped = True
+        self._watchers = Watchers()
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the store's folder."""
+        return self._path
+
+    def _open(self) -> None:
+        root = open_folder(self._path)
+        sweep(root)
+        self._mapped = not is_network(root.fd)
+        self._root = root
+
+    def _close(self) -> None:
+        # Calls that still run hold the folder; its descriptor is closed when the last of them ends.
+        self._root = None
+        self._watchers.close()
+
+    def _opened(self) -> Folder:
+        root = self._root
+        if root is None:
+            raise StoreClosedError(f"the store in {self._path} is not open")
+        return root
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        root = self._opened()
+        namespace, rollout, file = layout.place(name)
+        pieces = (safefile.compose_head(header, payload), payload.data)
+        for _ in range(_TRIES):
+            try:
+                publish(root, (namespace, rollout), file, pieces, fsync=self._fsync)
+            except FileExistsError:
+                with contextlib.suppress(NotFoundError):  # deleted meanwhile: the name is free again
+                    stored = self._get(name, ()).header
+                    raise AlreadyExistsError(f"{name} exists in {self._path}", header=stored) from None
+            except OSError as err:
+                raise self._failed(err, root, f"writing {payload.nbytes} bytes") from err
+            else:
+                return
+        raise StoreUnavailableError(f"{name} is deleted and created again all the time", hint="who else writes it?")
+
+    def _delete(self, names: Sequence[str]) -> int:
+        root = self._opened()
+        folders: dict[str, dict[str, list[str]]] = {}
+        for name in names:
+            namespace, rollout, file = layout.place(name)
+            folders.setdefault(namespace, {}).setdefault(rollout, []).append(file)
+        try:
+            return sum(_delete_in(root, namespace, rollouts) for namespace, rollouts in folders.items())
+        except OSError as err:
+            raise self._failed(err, root, "deleting") from err
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
+        root = self._opened()
+        namespace, rollout, file = layout.place(name)
+        try:
+            with root.child(namespace) as outer, outer.child(rollout) as folder:
+                fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+        except FileNotFoundError:
+            self._check_place(root)
+            raise NotFoundError(f"{name} is not in {self._path}") from None
+        except OSError as err:
+            if err.errno in NOT_A_FOLDER:
+                raise self._corrupt(name, "a symbolic link or a foreign file is in its place") from err
+            raise self._failed(err, root, "reading") from err
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise self._corrupt(name, "it is no regular file")
+            return self._read(fd, found.st_size, ranges)
+        except CorruptDataError as err:
+            raise self._corrupt(name, err.message) from err
+        except OSError as err:
+            raise self._failed(err, root, "reading") from err
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int, size: int, ranges: Ranges | None) -> Blob:
+        if ranges is None or (ranges and self._mapped):
+            memory = file_memory(fd, size, mapped=self._mapped)
+            head = safefile.parse_head(memory[: safefile.head_size(memory, size)], size)
+            if ranges is None:
+                return Blob(head.header, (memory[head.start :],))
+            _check_ranges(head, ranges)
+            return Blob(head.header, tuple([memory[head.start + a : head.start + b] for a, b in ranges]))
+        first = os.pread(fd, _FIRST_READ, 0)
+        length = safefile.head_size(first, size)
+        head = safefile.parse_head(first[:length] if length <= len(first) else read_range(fd, 0, length), size)
+        _check_ranges(head, ranges)
+        pieces = tuple([read_range(fd, head.start + a, head.start + b) for a, b in ranges])
+        if any(len(piece) != b - a for piece, (a, b) in zip(pieces, ranges, strict=True)):
+            raise CorruptDataError("the file was cut off while it was read")
+        return Blob(head.header, pieces)
+
+    def _list(self, prefix: str) -> list[str]:
+        root = self._opened()
+        namespace, rollout, rest = layout.split_prefix(prefix)
+        names: list[str] = []
+        try:
+            for outer_name in _folders(root, namespace, whole=rollout is not None):
+                with root.find(outer_name) as outer:
+                    if outer is None:
+                        continue
+                    for inner_name in _folders(outer, rollout or "", whole=rest is not None):
+                        names += _objects(outer, f"{outer_name}/{inner_name}/", inner_name, rest or "")
+        except OSError as err:
+            raise self._failed(err, root, "listing") from err
+        if not names:
+            self._check_place(root)
+        return names
+
+    def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        namespace, rollout, rest = layout.split_prefix(prefix)
+        if rollout is not None and rest is not None and layout.is_folder(namespace) and layout.is_folder(rollout):
+            names = self._watchers.wait(self._path, (namespace, rollout), lambda: self._list(prefix), seen, deadline)
+            if names is not None:
+                return names
+        return super()._wait(prefix, seen, deadline)
+
+    # --- errors -------------------------------------------------------------------------------------------------
+
+    def _failed(self, err: OSError, root: Folder, doing: str) -> StoreUnavailableError:
+        if isinstance(err, FileNotFoundError):
+            self._check_place(root)
+        return unavailable(err, doing, self._path)
+
+    def _check_place(self, root: Folder) -> None:
+        """Raises StoreUnavailableError if the store's folder was removed or replaced while it was open."""
+        if not root.is_at(self._path):
+            raise StoreUnavailableError(
+                f"the store's folder {self._path} was removed or replaced", hint="open the store again"
+            )
+
+    def _corrupt(self, name: str, why: str) -> CorruptDataError:
+        return CorruptDataError(
+            f"{name} in {self._path}: {why}", hint="delete the rollout and produce it again", name=name
+        )
+
+
+def _check_ranges(head: safefile.Head, ranges: Ranges) -> None:
+    if any(not 0 <= start <= stop <= head.nbytes for start, stop in ranges):
+        raise CorruptDataError(f"the file holds {head.nbytes} bytes of payload, fewer than its name says")
+
+
+def _folders(parent: Folder, begin: str, *, whole: bool) -> list[str]:
+    """Names of the folders of ours that begin so, in the order of the names of what is in them."""
+    if whole:
+        return [begin] if layout.is_folder(begin) else []
+    with parent.child(".") as own:  # threads must not share a descriptor that they list
+        found = [name for name in os.listdir(own.fd) if name.startswith(begin) and layout.is_folder(name)]
+    return sorted(found, key=lambda name: f"{name}/")
+
+
+def _objects(parent: Folder, base: str, rollout: str, rest: str) -> list[str]:
+    with parent.find(rollout) as folder:
+        if folder is None:
+            return []
+        found = [layout.object_of(file) for file in os.listdir(folder.fd)]
+    return sorted([base + name for name in found if name is not None and name.startswith(rest)])
+
+
+def _delete_in(root: Folder, namespace: str, rollouts: dict[str, list[str]]) -> int:
+    count = 0
+    with root.find(namespace) as outer:
+        if outer is None:
+            return 0
+        for rollout, files in rollouts.items():
+            with outer.find(rollout) as folder:
+                if folder is None:
+                    continue
+                count += sum([_unlink(folder, file) for file in files])
+            _remove_empty(outer, rollout)
+    _remove_empty(root, namespace)
+    return count
+
+
+def _unlink(folder: Folder, file: str) -> bool:
+    try:
+        os.unlink(file, dir_fd=folder.fd)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    return True
+
+
+def _remove_empty(parent: Folder, name: str) -> None:
+    with contextlib.suppress(OSError):  # not empty, or another delete was faster
+        os.rmdir(name, dir_fd=parent.fd)

@@ -1,0 +1,230 @@
+"""Creating a file atomically: readers see it whole or not at all, and of several creators exactly one succeeds.
+
+The bytes go to a temporary file, which is locked while its writer lives; then it gets its name by a hard link, which
+fails if the name exists. What a dead writer leaves behind carries no lock, and the next one to open the store removes
+it; this works across containers, whose process numbers mean nothing to each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .folder import Folder
+
+TEMPORARY = ".tmp"
+_OURS = re.compile(r"[0-9a-f]{32}\.part|[0-9a-f]{40}\.claim", re.ASCII)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.EXDEV)
+_NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+_RENAME_NOREPLACE = 1
+_TRIES = 100  # lost races with deletes of the last object of a rollout, or with the removal of leftovers
+_CLAIM_LIMIT = 10.0  # s another process may take between claiming a name and renaming a file
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def publish(
+    root: Folder, folders: Sequence[str], file: str, pieces: Sequence[bytes | memoryview], *, fsync: bool
+) -> None:
+    """Creates ``root / *folders / file`` from ``pieces``; missing folders are created.
+
+    Args:
+        root: The store's folder.
+        folders: Names of folders, outermost first.
+        file: The file's name.
+        pieces: The file's bytes.
+        fsync: Whether to wait until the file survives a power failure.
+
+    Raises:
+        FileExistsError: the name is taken; nothing was changed.
+        OSError: it cannot be done; nothing of it remains.
+    """
+    for _ in range(_TRIES):
+        with _Temporary(root) as temporary:
+            if not temporary.lock():
+                continue
+            temporary.write(pieces, fsync=fsync)
+            for _ in range(_TRIES):
+                try:
+                    return _place(root, folders, file, temporary, fsync=fsync)
+                except FileNotFoundError:
+                    if temporary.is_gone():
+                        break
+    raise FileNotFoundError(errno.ENOENT, "folders vanish as fast as they are created", file)
+
+
+class _Temporary:
+    """A temporary file in the store's folder, gone at the end of the ``with`` block."""
+
+    def __init__(self, root: Folder) -> None:
+        self.folder = root.child(TEMPORARY, create=True)
+        self.name = f"{os.urandom(16).hex()}.part"
+        try:
+            self._fd = os.open(
+                self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=self.folder.fd
+            )
+        except BaseException:
+            self.folder.close()
+            raise
+
+    def __enter__(self) -> _Temporary:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            # An error here leaves a file without a lock, which the next one to open the store removes.
+            with contextlib.suppress(OSError):
+                os.unlink(self.name, dir_fd=self.folder.fd)
+        finally:
+            os.close(self._fd)
+            self.folder.close()
+
+    def lock(self) -> bool:
+        """Locks the file; False if somebody took it for a leftover before that."""
+        return _lock(self._fd)
+
+    def is_gone(self) -> bool:
+        """Whether somebody removed the file."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def write(self, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> None:
+        """Writes all bytes, to where others can see them."""
+        left = [memoryview(piece) for piece in pieces if len(piece)]
+        while left:
+            written = os.writev(self._fd, left)  # at most 2 GiB at a time
+            while left and written >= left[0].nbytes:
+                written -= left.pop(0).nbytes
+            if left:
+                left[0] = left[0][written:]
+        if fsync:
+            os.fsync(self._fd)
+        # Network file systems send what they hold, and report a full disk, when a descriptor is closed; this one must
+        # stay open for its lock.
+        os.close(os.dup(self._fd))
+
+
+def _place(root: Folder, folders: Sequence[str], file: str, temporary: _Temporary, *, fsync: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        chain = [root]
+        for name in folders:
+            chain.append(stack.enter_context(chain[-1].child(name, create=True)))
+        source, target = temporary.folder, chain[-1]
+        try:
+            os.link(temporary.name, file, src_dir_fd=source.fd, dst_dir_fd=target.fd, follow_symlinks=False)
+        except OSError as err:
+            if err.errno not in _NO_LINKS:
+                raise
+            if not _rename_noreplace(source, temporary.name, target, file):
+                with _claim(source, "/".join((*folders, file))):
+                    _refuse_existing(target, file)
+                    os.rename(temporary.name, file, src_dir_fd=source.fd, dst_dir_fd=target.fd)
+        if fsync:
+            for folder in reversed(chain):
+                _fsync_folder(folder)
+
+
+def _fsync_folder(folder: Folder) -> None:
+    try:
+        os.fsync(folder.fd)
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP):  # folders that cannot be synced alone
+            raise
+
+
+def _rename_noreplace(source: Folder, temporary: str, target: Folder, file: str) -> bool:
+    """Renames a file unless the new name exists; False if the system or the file system cannot do that."""
+    rename = getattr(_libc, "renameat2", None)
+    if rename is None:
+        return False
+    if rename(source.fd, os.fsencode(temporary), target.fd, os.fsencode(file), _RENAME_NOREPLACE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_NOREPLACE:
+        return False
+    raise OSError(number, os.strerror(number), file)
+
+
+def _refuse_existing(folder: Folder, file: str) -> None:
+    try:
+        os.stat(file, dir_fd=folder.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
+
+
+@contextlib.contextmanager
+def _claim(folder: Folder, what: str) -> Iterator[None]:
+    """Holds the sole right to create a file where the file system has no atomic way; the last resort.
+
+    A claim is a file that its owner keeps locked. The one of a dead owner can be locked, so others remove it.
+    """
+    name = f"{hashlib.blake2b(what.encode(), digest_size=20).hexdigest()}.claim"
+    give_up = time.monotonic() + _CLAIM_LIMIT
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
+        except FileExistsError:
+            if time.monotonic() > give_up:
+                raise TimeoutError(errno.ETIMEDOUT, f"{TEMPORARY}/{name} is in the way", what) from None
+            with contextlib.suppress(OSError):
+                _remove_unlocked(folder, name)
+            time.sleep(0.001)
+            continue
+        try:
+            if not _lock(fd):
+                continue
+            try:
+                yield
+            finally:
+                os.unlink(name, dir_fd=folder.fd)
+            return
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Locks a file just created; False if somebody took it for a leftover before that."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks; nobody can take the file for a leftover there either
+        return True
+    return os.fstat(fd).st_nlink > 0
+
+
+def sweep(root: Folder) -> int:
+    """Removes what dead writers left in the temporary folder; returns how many files. Living writers' files stay."""
+    removed = 0
+    with contextlib.suppress(OSError), root.child(TEMPORARY) as folder:
+        for name in os.listdir(folder.fd):
+            if _OURS.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    removed += _remove_unlocked(folder, name)
+    return removed
+
+
+def _remove_unlocked(folder: Folder, name: str) -> bool:
+    """Removes a file of a dead process; returns False if it is none. Raises OSError if its owner lives."""
+    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(fd)
+        # Only who holds the lock removes the file, so while it has a name, that is still this one.
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink == 0:
+            return False
+        os.unlink(name, dir_fd=folder.fd)
+    finally:
+        os.close(fd)
+    return True
