@@ -8,8 +8,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PYTHON :=
 ARGS :=
 
-# How long the slow suites run: `make test-long` sets what the project promises, the tests' own defaults are short.
-LONG := FD_ROUTING_TEST_LONG=1
+# What the project promises; the short forms are the defaults of the tests.
+LONG := FD_ROUTING_TEST_EXAMPLES=2000 FD_ROUTING_TEST_MUTATIONS=100000 FD_ROUTING_TEST_KILLS=1000
 
 # A quick part of the suite that needs no paddle, for further Pythons.
 QUICK := tests/contract tests/resolver

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -48,10 +47,9 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for each rollout")
     parser.add_argument("ids", nargs="+", metavar="ROLLOUT-ID")
     args = parser.parse_args()
-    config = Path(args.config[1:]).read_text() if (args.config or "").startswith("@") else args.config
     missing = 0
     try:
-        with open_store(config) as store:
+        with open_store(args.config) as store:
             for rollout_id in args.ids:
                 try:
                     read(store, rollout_id, args.timeout)

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # not the bui
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
-from .errors import StoreUnavailableError
+from .errors import StoreClosedError, StoreUnavailableError
 from .pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WAITERS = 16  # native waits that may each occupy a thread; further ones poll
+_ALIVE_CHECK = 1.0  # s between looks whether the loop still runs
 _WAIT_SLICE = 0.5  # s a waiting thread may outlive a cancelled waiter
 
 
@@ -157,17 +158,25 @@ class LoopThread:
         Raises:
             StoreUnavailableError: it did not end within ``timeout`` seconds; it is cancelled then.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout)
-        except FutureTimeoutError:
-            if future.done():
+        while True:
+            left = _ALIVE_CHECK if end is None else min(_ALIVE_CHECK, end - time.monotonic())
+            try:
+                return future.result(max(0.0, left))
+            except FutureTimeoutError:
+                if future.done():
+                    raise
+            except BaseException:
+                future.cancel()
                 raise
-        except BaseException:
-            future.cancel()
-            raise
-        future.cancel()
-        raise StoreUnavailableError(f"the store did not answer within {timeout:.1f} s", hint="is its service running?")
+            if not self.alive:
+                raise StoreClosedError("the store was closed during the call")
+            if end is not None and time.monotonic() >= end:
+                future.cancel()
+                raise StoreUnavailableError(
+                    f"the store did not answer within {timeout:.1f} s", hint="is its service running?"
+                )
 
     def stop(self, timeout: float = 2.0) -> None:
         """Cancels what still runs and ends the thread; gives up after ``timeout`` seconds."""

@@ -6,26 +6,36 @@ every problem: unknown options, wrong types, missing ones, two values for one, a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from .errors import ConfigError, InvalidPluginError
 from .keys import DEFAULT_NAMESPACE, encode_namespace
-from .sources import Item
+from .options import HIDDEN, Option, OptionInfo, describe, is_sequence, options_of
 from .suggest import did_you_mean
 
-HIDDEN = "***"
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .sources import Item
+
+__all__ = [
+    "CommonOptions",
+    "Loaded",
+    "OptionInfo",
+    "default_producer",
+    "describe",
+    "effective",
+    "load",
+    "option_names",
+]
+
 MAX_PRODUCER = 200
-_SCALARS = (str, int, float, bool, type(None))
 _PASSWORD = re.compile(r"((?:://|,)[^\s/?#:@,]*:)[^\s@]+?@")
 T = TypeVar("T")
 
@@ -56,27 +66,6 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class OptionInfo:
-    """What is to be known about an option.
-
-    Attributes:
-        name: Its name.
-        type: Its type as text, for example ``"int | None"``.
-        default: Its default, None if it is required; hidden if it is secret.
-        doc: One sentence.
-        secret: Whether its value is hidden wherever it would be shown.
-        required: Whether it has no default.
-    """
-
-    name: str
-    type: str
-    default: Any
-    doc: str
-    secret: bool
-    required: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """Checked options.
 
@@ -91,32 +80,13 @@ class Loaded:
     common: CommonOptions
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    name: str
-    hint: Any
-    info: OptionInfo
-
-    def convert(self, value: Any, *, text: bool) -> Any:
-        return msgspec.convert(value, self.hint, strict=not text)
-
-
-def describe(config_class: type[Any]) -> tuple[OptionInfo, ...]:
-    """Returns the options of a config class, in the order in which it declares them.
-
-    Raises:
-        InvalidPluginError: it is no dataclass, or has a type that JSON cannot express.
-    """
-    return tuple(option.info for option in _options(config_class))
-
-
 def option_names(config_class: type[Any]) -> tuple[str, ...]:
     """Returns the names of a store's options, the common ones included.
 
     Raises:
         InvalidPluginError: as ``describe``; or an option has the name of a common one.
     """
-    own = [option.name for option in _options(config_class)]
+    own = [option.name for option in options_of(config_class)]
     common = [info.name for info in describe(CommonOptions)]
     if taken := sorted(set(own) & set(common)):
         raise InvalidPluginError(
@@ -129,7 +99,7 @@ def option_names(config_class: type[Any]) -> tuple[str, ...]:
 def effective(config: Any) -> dict[str, Any]:
     """Returns a config instance's options to show to people: secrets and passwords in URLs are hidden."""
     shown = {}
-    for option in _options(type(config)):
+    for option in options_of(type(config)):
         value = _plain(option, getattr(config, option.name))
         shown[option.name] = HIDDEN if option.info.secret and value else _mask(value)
     return shown
@@ -159,20 +129,22 @@ def load(
             said[item.key].append(item)
         else:
             near = did_you_mean(item.key, names)
-            found.append(f"unknown option {item.key!r} (from {item.source}), {near or 'there are ' + ', '.join(names)}")
+            found.append(
+                f"unknown option {item.key!r} (from {item.source}), {near or 'there are ' + ', '.join(names)}"
+            )
     config = _build(config_class, said, found)
     common = _build(CommonOptions, said, found)
     if found or config is None or common is None:
         count = f"{len(found)} problems: " if len(found) > 1 else ""
         raise ConfigError(f"configuration of {owner}: {count}{'; '.join(found)}", hint=hint, problems=tuple(found))
-    options = {option.name: _plain(option, getattr(config, option.name)) for option in _options(config_class)}
+    options = {option.name: _plain(option, getattr(config, option.name)) for option in options_of(config_class)}
     return Loaded(config, options, common)
 
 
 def _build(config_class: type[T], said: Mapping[str, list[Item]], problems: list[str]) -> T | None:
     values: dict[str, Any] = {}
     complete = True
-    for option in _options(config_class):
+    for option in options_of(config_class):
         heard, wrong = _hear(option, said[option.name])
         if not said[option.name] and option.info.required:
             wrong.append(f"option {option.name!r} is required" + (f": {option.info.doc}" if option.info.doc else ""))
@@ -193,12 +165,14 @@ def _build(config_class: type[T], said: Mapping[str, list[Item]], problems: list
     return None
 
 
-def _hear(option: _Option, items: list[Item]) -> tuple[list[Any], list[str]]:
+def _hear(option: Option, items: list[Item]) -> tuple[list[Any], list[str]]:
     """Converts what was said about one option; returns the distinct values and the problems."""
     heard: list[tuple[Any, str]] = []
     problems = []
     for item in items:
-        values = [list(item.value)] if item.text and _is_sequence(option.hint) else item.value if item.text else [item.value]
+        values = (
+            [list(item.value)] if item.text and is_sequence(option.hint) else item.value if item.text else [item.value]
+        )
         for value in values:
             try:
                 typed = option.convert(os.fspath(value) if isinstance(value, os.PathLike) else value, text=item.text)
@@ -209,84 +183,11 @@ def _hear(option: _Option, items: list[Item]) -> tuple[list[Any], list[str]]:
             if all(typed != other for other, _ in heard):
                 heard.append((typed, item.source))
     if len(heard) > 1:
-        both = ", ".join(f"{HIDDEN if option.info.secret else _mask(value)!r} from {source}" for value, source in heard)
+        both = ", ".join(
+            f"{HIDDEN if option.info.secret else _mask(value)!r} from {source}" for value, source in heard
+        )
         problems.append(f"option {option.name!r} has two values: {both}")
     return [value for value, _ in heard], problems
-
-
-def _options(config_class: type[Any]) -> tuple[_Option, ...]:
-    if not isinstance(config_class, type) or not dataclasses.is_dataclass(config_class):
-        raise InvalidPluginError(
-            f"the config class must be a dataclass, got {config_class!r:.80}",
-            hint="@dataclass(frozen=True, slots=True)",
-        )
-    try:
-        hints = typing.get_type_hints(config_class, include_extras=True)
-    except (NameError, TypeError, AttributeError) as err:
-        raise InvalidPluginError(
-            f"the types of {config_class.__qualname__} cannot be read: {err}",
-            hint="import them at run time, not only for type checkers",
-        ) from err
-    return tuple(_option(config_class, f, hints[f.name]) for f in dataclasses.fields(config_class) if f.init)
-
-
-def _option(config_class: type[Any], f: dataclasses.Field[Any], hint: Any) -> _Option:
-    unfit = InvalidPluginError(
-        f"option {f.name!r} of {config_class.__qualname__} has the type {_type_text(hint)}, which JSON cannot express",
-        hint="use str, int, float, bool, lists and tuples of these, dict[str, ...], Optional or Literal",
-    )
-    if not _is_json(hint):
-        raise unfit
-    required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    secret = bool(f.metadata.get("secret", False))
-    default = None
-    try:
-        if not required:
-            made = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            default = HIDDEN if secret and made else msgspec.to_builtins(made)
-        msgspec.convert(None, hint)
-    except msgspec.ValidationError:
-        pass  # None does not fit, but the type is one that can be checked
-    except TypeError as err:
-        raise unfit from err
-    doc = str(f.metadata.get("doc", ""))
-    return _Option(f.name, hint, OptionInfo(f.name, _type_text(hint), default, doc, secret, required))
-
-
-def _is_json(hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _is_json(args[0])
-    if origin is typing.Literal:
-        return all(type(value) in _SCALARS for value in args)
-    if origin in (typing.Union, types.UnionType):
-        return all(_is_json(arg) for arg in args)
-    if origin in (list, tuple):
-        return all(arg is Ellipsis or _is_json(arg) for arg in args)
-    if origin is dict:
-        return args[0] is str and _is_json(args[1])
-    return hint in _SCALARS
-
-
-def _is_sequence(hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Annotated, typing.Union, types.UnionType):
-        return any(_is_sequence(arg) for arg in args)
-    return origin in (list, tuple)
-
-
-def _type_text(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        return _type_text(args[0])
-    if origin is typing.Literal:
-        return " | ".join(repr(value) for value in args)
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(_type_text(arg) for arg in args)
-    if origin is not None and args:
-        inner = ", ".join("..." if arg is Ellipsis else _type_text(arg) for arg in args)
-        return f"{origin.__name__}[{inner}]"
-    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
 def _check_value(value: Any) -> None:
@@ -304,7 +205,7 @@ def _check_value(value: Any) -> None:
             _check_value(item)
 
 
-def _plain(option: _Option, value: Any) -> Any:
+def _plain(option: Option, value: Any) -> Any:
     """Returns a checked value as JSON has it; the config class may have changed it, but not into something else."""
     try:
         plain = msgspec.to_builtins(value)
@@ -317,7 +218,7 @@ def _plain(option: _Option, value: Any) -> Any:
     return plain
 
 
-def _reason(option: _Option, err: ValueError, value: Any) -> str:
+def _reason(option: Option, err: ValueError, value: Any) -> str:
     if option.info.secret:
         return f"expected {option.info.type}, got something else, which is not shown because it is secret"
     shown = repr(_mask(value))

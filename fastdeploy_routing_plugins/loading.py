@@ -1,6 +1,6 @@
-"""From a candidate to its checked ``StoreSpec`` and config class: the only place where a plugin's code is run.
+"""From a candidate to its checked ``StoreSpec`` and config class: where a plugin's code is imported and called.
 
-Each failure becomes an error that says whose fault it is; a plugin that ends the process at import does not end ours.
+Each failure becomes an error that says whose fault it is; a plugin that ends its process at import does not end ours.
 """
 
 from __future__ import annotations
@@ -8,34 +8,24 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from . import hookspecs
 from .config import option_names
-from .errors import (
-    IncompatibleStoreError,
-    InvalidPluginError,
-    MissingDependencyError,
-    ResolveError,
-    RoutingError,
-    StoreLoadError,
-)
+from .errors import IncompatibleStoreError, InvalidPluginError, RoutingError
+from .faults import attempt, import_error, invalid, missing_dependency, packaging_fault, plugin_fault, short, text_of
 from .spec import Capability, StoreSpec
 from .suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .discovery import Candidate
 
 HOOK = "fd_routing_store"
 EXPECTED = f"expected a module with `@hookimpl def {HOOK}() -> StoreSpec`"
 _TARGET = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
-T = TypeVar("T")
 
 
 def import_plugin(candidate: Candidate) -> Any:
@@ -47,16 +37,16 @@ def import_plugin(candidate: Candidate) -> Any:
     """
     match = _TARGET.fullmatch(candidate.target)
     if match is None:
-        raise _packaging_fault(candidate, f"its entry point {candidate.target!r} is no module or module:attribute")
-    module, err = _attempt(lambda: importlib.import_module(match["module"]))
+        raise packaging_fault(candidate, f"its entry point {candidate.target!r} is no module or module:attribute")
+    module, err = attempt(lambda: importlib.import_module(match["module"]))
     if err is not None:
-        raise _import_error(candidate, match["module"], err) from err
+        raise import_error(candidate, match["module"], err) from err
     plugin = module
     for name in filter(None, (match["attribute"] or "").split(".")):
         owner = plugin
-        plugin, err = _attempt(lambda owner=owner, name=name: getattr(owner, name))  # type: ignore[misc]
+        plugin, err = attempt(lambda owner=owner, name=name: getattr(owner, name))  # type: ignore[misc]
         if err is not None:
-            raise _packaging_fault(candidate, f"module {match['module']!r} has no {match['attribute']!r}") from err
+            raise packaging_fault(candidate, f"module {match['module']!r} has no {match['attribute']!r}") from err
     return plugin
 
 
@@ -69,16 +59,16 @@ def call_hook(candidate: Candidate, plugin: Any) -> StoreSpec:
     """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    _, err = _attempt(lambda: (manager.register(plugin, candidate.name), manager.check_pending()))
+    _, err = attempt(lambda: _register(manager, plugin, candidate.name))
     if err is not None:
         raise _hook_fault(candidate, plugin, err) from err
     if not manager.hook.fd_routing_store.get_hookimpls():
-        raise _invalid(candidate, _why_no_hook(plugin))
-    results, err = _attempt(lambda: list(manager.hook.fd_routing_store()))
+        raise invalid(candidate, _why_no_hook(plugin))
+    results, err = attempt(lambda: list(manager.hook.fd_routing_store()))
     if isinstance(err, ModuleNotFoundError):
-        raise _missing(candidate, err, "its hook", "") from err
+        raise missing_dependency(candidate.name, candidate.distribution, err, "its hook") from err
     if err is not None or results is None:
-        raise _invalid(candidate, f"the hook raised {_text(err)}", "is it written for another version?") from err
+        raise invalid(candidate, f"the hook raised {text_of(err)}", "is it written for another version?") from err
     return _only_spec(candidate, results)
 
 
@@ -89,7 +79,7 @@ def check_spec(candidate: Candidate, spec: StoreSpec) -> None:
         InvalidPluginError: names every field that is wrong.
     """
     wrong = [
-        f"{name} must be {what}, got {_short(getattr(spec, name))}"
+        f"{name} must be {what}, got {short(getattr(spec, name))}"
         for name, what, ok in (
             ("name", "a str", isinstance(spec.name, str)),
             ("api_version", "a pair of integers like (1, 0)", _is_version(spec.api_version)),
@@ -104,9 +94,9 @@ def check_spec(candidate: Candidate, spec: StoreSpec) -> None:
         if not ok
     ]
     if wrong:
-        raise _invalid(candidate, f"in its StoreSpec {'; '.join(wrong)}")
+        raise invalid(candidate, f"in its StoreSpec {'; '.join(wrong)}")
     if spec.name != candidate.name:
-        raise _invalid(
+        raise invalid(
             candidate,
             f"its StoreSpec is named {spec.name!r}, its entry point {candidate.name!r}",
             "the two must be equal",
@@ -140,18 +130,20 @@ def load_config_class(candidate: Candidate, spec: StoreSpec) -> type[Any]:
         MissingDependencyError: it needs a module that is not installed.
         StoreLoadError: its import fails otherwise.
     """
-    config_class, err = _attempt(spec.load_config)
+    config_class, err = attempt(spec.load_config)
     if isinstance(err, ImportError):
-        raise _missing(candidate, err, "its config class", spec.install_hint) from err
+        raise missing_dependency(
+            candidate.name, candidate.distribution, err, "its config class", spec.install_hint
+        ) from err
     if err is not None or config_class is None:
-        raise _plugin_fault(candidate, "load_config", err) from err
+        raise plugin_fault(candidate, "load_config", err) from err
     try:
         names = option_names(config_class)
     except InvalidPluginError as problem:
-        raise _invalid(candidate, problem.message, problem.hint) from problem
+        raise invalid(candidate, problem.message, problem.hint) from problem
     for key, option in spec.host_keys.items():
         if option not in names:
-            raise _invalid(candidate, f"host key {key!r} stands for {option!r}, which is no option of it")
+            raise invalid(candidate, f"host key {key!r} stands for {option!r}, which is no option of it")
     return config_class
 
 
@@ -166,78 +158,18 @@ def preflight(candidate: Candidate, spec: StoreSpec, config: Any) -> None:
     check = spec.preflight
     if check is None:
         return
-    _, err = _attempt(lambda: check(config))
+    _, err = attempt(lambda: check(config))
     if isinstance(err, ImportError):
-        raise _missing(candidate, err, "the store", spec.install_hint) from err
+        raise missing_dependency(candidate.name, candidate.distribution, err, "the store", spec.install_hint) from err
     if isinstance(err, RoutingError):
         raise err
     if err is not None:
-        raise _plugin_fault(candidate, "preflight", err) from err
+        raise plugin_fault(candidate, "preflight", err) from err
 
 
-def missing_dependency(candidate: Candidate, spec: StoreSpec, err: ImportError) -> MissingDependencyError:
-    """Returns the error for a module that the store's backend could not import."""
-    return _missing(candidate, err, "its backend", spec.install_hint)
-
-
-def _attempt(action: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Runs a plugin's code; everything that goes wrong in it comes back, but for the user's own interrupt."""
-    try:
-        return action(), None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as err:  # noqa: BLE001 - a plugin may raise anything, SystemExit included
-        return None, err
-
-
-def _import_error(candidate: Candidate, module: str, err: BaseException) -> ResolveError:
-    if isinstance(err, ModuleNotFoundError) and err.name:
-        package = module.rpartition(".")[0] or module
-        if err.name == module or module.startswith(f"{err.name}.") or err.name.startswith(f"{package}."):
-            return _packaging_fault(candidate, f"module {err.name!r} is not there")
-        return _missing(candidate, err, "its plugin module", "")
-    return _plugin_fault(candidate, f"import of {module!r}", err)
-
-
-def _missing(candidate: Candidate, err: ImportError, what: str, install_hint: str) -> MissingDependencyError:
-    if isinstance(err, ModuleNotFoundError) and err.name:
-        reason = f"module {err.name!r}, which is not installed"
-    else:
-        reason = f"something that cannot be imported: {_text(err)}"
-    return MissingDependencyError(
-        f"store {candidate.name!r} cannot be used: {what} needs {reason}",
-        hint=install_hint or f"install what {candidate.distribution} {candidate.version} needs",
-        module=err.name or "",
-        name=candidate.name,
-    )
-
-
-def _plugin_fault(candidate: Candidate, what: str, err: BaseException | None) -> StoreLoadError:
-    reason = f"failed with {_text(err)}{_place(err)}" if err is not None else "returned None"
-    return StoreLoadError(
-        f"store {candidate.name!r} cannot be loaded: {what} {reason}",
-        hint=f"the fault is in {candidate.distribution} {candidate.version} ({candidate.location}), "
-        "not in fastdeploy-routing-plugins",
-        name=candidate.name,
-    )
-
-
-def _packaging_fault(candidate: Candidate, reason: str) -> StoreLoadError:
-    return StoreLoadError(
-        f"store {candidate.name!r} cannot be loaded: {reason}",
-        hint=f"{candidate.distribution} {candidate.version} ({candidate.location}) is packaged wrongly or only partly "
-        "installed; reinstall it or tell its author",
-        name=candidate.name,
-    )
-
-
-def _invalid(candidate: Candidate, reason: str, hint: str = "") -> InvalidPluginError:
-    return InvalidPluginError(
-        f"store {candidate.name!r} of {candidate.distribution} {candidate.version} ({candidate.target}) does not follow "
-        f"the contract: {reason}",
-        hint=hint,
-        name=candidate.name,
-    )
+def _register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
+    manager.register(plugin, name)
+    manager.check_pending()
 
 
 def _hook_fault(candidate: Candidate, plugin: Any, err: BaseException) -> InvalidPluginError:
@@ -248,15 +180,15 @@ def _hook_fault(candidate: Candidate, plugin: Any, err: BaseException) -> Invali
         wrong = re.search(r"'(\w+)'", lines[0])
         mine = f"it implements {wrong[1]}{_signature(plugin, wrong[1])}" if wrong else lines[0]
         near = did_you_mean(wrong[1], [HOOK]) if wrong and wrong[1] in names else ""
-        return _invalid(candidate, f"{EXPECTED}, {mine}", near)
+        return invalid(candidate, f"{EXPECTED}, {mine}", near)
     if isinstance(err, pluggy.PluginValidationError):
         lines = [line for line in lines if not line.startswith("Plugin ")]
-    return _invalid(candidate, f"{EXPECTED}; {'; '.join(lines) or _text(err)}", _hint_for(plugin))
+    return invalid(candidate, f"{EXPECTED}; {'; '.join(lines) or text_of(err)}", _hint_for(plugin))
 
 
 def _why_no_hook(plugin: Any) -> str:
     if callable(getattr(plugin, HOOK, None)):
-        return f"{EXPECTED}; its {HOOK}{_signature(plugin, HOOK)} lacks the @hookimpl of fastdeploy_routing_plugins"
+        return f"{EXPECTED}; its {HOOK}{_signature(plugin, HOOK)} lacks our @hookimpl"
     if callable(plugin) and getattr(plugin, "__name__", "") == HOOK:
         return f"{EXPECTED}; the entry point names the function, name its module instead"
     near = [name for name in dir(plugin) if not name.startswith("__") and did_you_mean(name, [HOOK])]
@@ -267,13 +199,13 @@ def _only_spec(candidate: Candidate, results: list[Any]) -> StoreSpec:
     for result in results:
         if inspect.iscoroutine(result):
             result.close()
-            raise _invalid(candidate, f"{EXPECTED}; the hook is `async def`")
+            raise invalid(candidate, f"{EXPECTED}; the hook is `async def`")
     if not results:
-        raise _invalid(candidate, f"{EXPECTED}; the hook returned None")
+        raise invalid(candidate, f"{EXPECTED}; the hook returned None")
     if len(results) > 1:
-        raise _invalid(candidate, f"expected one StoreSpec, got {len(results)}: {', '.join(map(_short, results))}")
+        raise invalid(candidate, f"expected one StoreSpec, got {len(results)}: {', '.join(map(short, results))}")
     if not isinstance(results[0], StoreSpec):
-        raise _invalid(candidate, f"expected a StoreSpec, got {_short(results[0])}")
+        raise invalid(candidate, f"expected a StoreSpec, got {short(results[0])}")
     return results[0]
 
 
@@ -298,23 +230,3 @@ def _is_version(value: Any) -> bool:
 
 def _is_text_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, StoreSpec):
-        return repr(value)
-    if isinstance(value, (list, tuple)) and any(isinstance(item, StoreSpec) for item in value):
-        return f"a {type(value).__name__} of {len(value)}: {', '.join(map(_short, value))}"
-    text = repr(value) if isinstance(value, (str, int, float, tuple, type(None))) else ""
-    return text if text and len(text) <= 60 else f"a {type(value).__name__}"
-
-
-def _text(err: BaseException | None) -> str:
-    lines = str(err).strip().splitlines()
-    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
-
-
-def _place(err: BaseException) -> str:
-    frames = [frame for frame in traceback.extract_tb(err.__traceback__) if not frame.filename.startswith("<")]
-    mine = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
-    return f" at {mine[-1].filename}, line {mine[-1].lineno}" if mine else ""

@@ -78,18 +78,18 @@ def find(name: str, distribution: str | None, scan: Scan) -> Candidate:
     return offers[0]
 
 
-def check_name(candidate: Candidate) -> None:
-    """Checks that an entry point's name can be a store's name.
+def check_name(name: str, scan: Scan) -> None:
+    """Blames the plugin for a name that no store can have; ``find`` blames whoever asks for it.
 
     Raises:
-        InvalidPluginError: it cannot.
+        InvalidPluginError: an installed distribution offers a store of such a name.
     """
-    if not is_valid_name(candidate.name):
+    offers = [candidate for candidate in scan.candidates if candidate.name == name]
+    if offers and not is_valid_name(name):
         raise InvalidPluginError(
-            f"{candidate.distribution} {candidate.version} offers a store named {candidate.name!r}, "
-            f"but a store's name must match {NAME_RULE}",
+            f"{_list(offers)} offers a store named {name!r}, but a store's name must match {NAME_RULE}",
             hint="its author must rename the entry point",
-            name=candidate.name,
+            name=name,
         )
 
 
@@ -121,7 +121,9 @@ def _unknown(name: str, scan: Scan) -> UnknownStoreError:
             f"store {name!r} is hidden: {it.distribution} {it.version} in {it.location} declares it, but metadata of "
             f"{it.distribution} {front_version} in {front} comes first on the path and does not; {listing}"
         )
-        hint = f"remove {front} if it is left over, or uninstall {it.distribution} until it is gone and install it anew"
+        hint = (
+            f"remove {front} if it is left over, or uninstall {it.distribution} until it is gone and install it anew"
+        )
     else:
         message = f"unknown store {name!r}; {listing}"
         hint = f"did you mean {suggestion!r}?" if suggestion else ""

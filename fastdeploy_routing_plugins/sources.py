@@ -4,24 +4,23 @@ One normal form::
 
     {"routing_store_type": NAME, "routing_store_config": {OPTION: VALUE, ...}}
 
-and the host's flat form, whose keys may stand beside those two. FastDeploy always sends every key that it knows, so its
-keys that mean nothing to the selected store are passed over, and an empty text means "not set". Sources are the
+and the host's flat form, whose keys may stand beside those two. FastDeploy always sends every key that it knows, so
+its keys that mean nothing to the selected store are passed over, and an empty text means "not set". Sources are the
 configuration handed in, ``FD_ROUTING_STORE_CONFIG``, ``FD_ROUTING_NAMESPACE`` and the query of a host key's URL.
 Nothing is checked against types here; ``config.load`` does that, so that all problems are reported at once.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from .discovery import normalise
 from .errors import ConfigError
+from .jsontext import fail, kind_of, parse_text
 from .suggest import did_you_mean, nearest
 
 STORE_KEY = "routing_store_type"
@@ -41,7 +40,6 @@ HOST_KEYS = frozenset(
         "moe_top_k",
     ]
 )
-MAX_TEXT_BYTES = 1 << 20
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
@@ -100,36 +98,34 @@ class Request:
     namespace: Item | None = None
 
 
-def read(config: Mapping[str, Any] | str | None, environ: Mapping[str, str]) -> Request:
+def read(config: Mapping[str, Any] | str | None, environ: Mapping[str, str], store: str | None = None) -> Request:
     """Reads every source and finds out which store is meant.
+
+    Args:
+        config: The configuration handed in.
+        environ: The environment.
+        store: The store's name, if it is stated apart; ``config`` may then hold its options alone.
 
     Raises:
         ConfigError: a source is malformed, or no store, or more than one, is named.
     """
-    sources = gather(config, environ)
+    sources = _gather(config, environ, whole=store is None)
+    if store is not None:
+        sources = (Source("the call", {STORE_KEY: store}, whole=True), *sources)
     name, distribution = _chosen(sources)
     return Request(name, distribution, sources, _namespace(environ))
 
 
-def gather(config: Mapping[str, Any] | str | None, environ: Mapping[str, str]) -> tuple[Source, ...]:
-    """Reads the sources without asking which store they mean; see ``read``."""
-    sources = []
-    if config is not None:
-        sources.append(_source("the configuration", config, whole=True))
-    text = environ.get(CONFIG_VARIABLE, "")
-    if text.strip():
-        sources.append(_source(CONFIG_VARIABLE, text, whole=False))
-    return tuple(sources)
+def request_for(name: str, config: Mapping[str, Any] | str | None, environ: Mapping[str, str]) -> Request:
+    """Reads the sources for a store that is named apart from them; those that name another store do not count.
 
-
-def named(sources: tuple[Source, ...]) -> set[str]:
-    """Returns the store names that the sources state, without ``@distribution``."""
-    return {split_name(source.content[STORE_KEY])[0] for source in sources if source.content.get(STORE_KEY)}
-
-
-def request_for(name: str, distribution: str | None, sources: tuple[Source, ...], environ: Mapping[str, str]) -> Request:
-    """Returns a request for a store that was named apart from the sources."""
-    return Request(name, distribution, sources, _namespace(environ))
+    Raises:
+        ConfigError: a source is malformed.
+    """
+    sources = _gather(config, environ, whole=False)
+    short, distribution = split_name(name)
+    mine = [source for source in sources if _chosen_by(source) in (None, short)]
+    return Request(short, distribution, tuple(mine), _namespace(environ))
 
 
 def split_name(text: str) -> tuple[str, str | None]:
@@ -165,66 +161,31 @@ def merge(
     return tuple(items), tuple(problems)
 
 
-def parse_text(text: str, label: str) -> tuple[dict[str, Any], str]:
-    """Parses JSON text, or the file that ``@path`` names; returns the object and a label that names the file too.
-
-    Raises:
-        ConfigError: the text is no JSON object; the message says where it breaks.
-    """
-    text = text.strip()
-    if text.startswith("@"):
-        path = os.path.expanduser(text[1:].strip())
-        label = f"{label} (file {path!r})"
-        text = _read_file(path, label)
-    try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except json.JSONDecodeError as err:
-        hint = "" if text.startswith("{") else 'write {"key": value}, or @PATH to name a file'
-        _fail(f"{label} is no JSON: {err.msg} at line {err.lineno}, column {err.colno}", hint)
-    except (ValueError, RecursionError) as err:
-        _fail(f"{label} is no usable JSON: {err}")
-    if not isinstance(found, dict):
-        _fail(f"{label} must be a JSON object, got {_kind(found)}", 'for example {"routing_store_type": "noop"}')
-    return found, label
+def _gather(config: Mapping[str, Any] | str | None, environ: Mapping[str, str], *, whole: bool) -> tuple[Source, ...]:
+    sources = []
+    if config is not None:
+        sources.append(_source("the configuration", config, whole=whole))
+    text = environ.get(CONFIG_VARIABLE, "")
+    if text.strip():
+        sources.append(_source(CONFIG_VARIABLE, text, whole=False))
+    return tuple(sources)
 
 
-def _source(label: str, given: Mapping[str, Any] | str, *, whole: bool) -> Source:
+def _chosen_by(source: Source) -> str | None:
+    value = source.content.get(STORE_KEY)
+    return split_name(value)[0] if isinstance(value, str) and value else None
+
+
+def _source(label: str, given: Mapping[Any, Any] | str, *, whole: bool) -> Source:
     if isinstance(given, str):
         content, label = parse_text(given, label)
         return Source(label, content, whole)
     if not isinstance(given, Mapping):
-        _fail(f"{label} must be a mapping or JSON text, got {type(given).__name__}")
+        fail(f"{label} must be a mapping or JSON text, got {type(given).__name__}")
     strange = [key for key in given if not isinstance(key, str)]
     if strange:
-        _fail(f"{label} has a key that is no text: {strange[0]!r}")
+        fail(f"{label} has a key that is no text: {strange[0]!r}")
     return Source(label, given, whole)
-
-
-def _read_file(path: str, label: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_TEXT_BYTES + 1)
-    except (OSError, ValueError) as err:
-        _fail(f"{label} cannot be read: {err}")
-    if len(raw) > MAX_TEXT_BYTES:
-        _fail(f"{label} has more than {MAX_TEXT_BYTES} bytes")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as err:
-        _fail(f"{label} is not UTF-8: byte {err.start}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found and found[key] != value:
-            raise ValueError(f"key {key!r} stands there twice, with different values")
-        found[key] = value
-    return found
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON number")
 
 
 def _chosen(sources: tuple[Source, ...]) -> tuple[str, str | None]:
@@ -232,7 +193,7 @@ def _chosen(sources: tuple[Source, ...]) -> tuple[str, str | None]:
     for source in sources:
         value = source.content.get(STORE_KEY)
         if value is not None and not isinstance(value, str):
-            _fail(f"{STORE_KEY} must be a text, got {_kind(value)} (from {source.label})")
+            fail(f"{STORE_KEY} must be a text, got {kind_of(value)} (from {source.label})")
         if value:
             said.setdefault(split_name(value), source.label)
     names = {name for name, _ in said}
@@ -243,10 +204,10 @@ def _chosen(sources: tuple[Source, ...]) -> tuple[str, str | None]:
         keys = [key for source in sources for key in source.content if key not in known]
         typo = "".join(f", but {key!r} stands there" for key in keys if nearest(key, known) == STORE_KEY)
         hint = f'write {{"{STORE_KEY}": NAME, "{OPTIONS_KEY}": {{...}}}}, or set {CONFIG_VARIABLE} to it'
-        _fail(f"{where} names no store: {STORE_KEY} is missing{typo}", hint)
+        fail(f"{where} names no store: {STORE_KEY} is missing{typo}", hint)
     if len(names) > 1 or len(exact) > 1:
         both = ", ".join(f"{'@'.join(filter(None, value))!r} from {label}" for value, label in said.items())
-        _fail(f"{STORE_KEY} has two values: {both}", "state the store once, or the same one everywhere")
+        fail(f"{STORE_KEY} has two values: {both}", "state the store once, or the same one everywhere")
     return names.pop(), exact.pop() if exact else None
 
 
@@ -289,7 +250,7 @@ def _options(value: Any, where: str) -> tuple[list[Item], list[str]]:
         except ConfigError as err:
             return [], list(err.problems)
     if not isinstance(value, Mapping):
-        return [], [f"{where} must be an object, got {_kind(value)}"]
+        return [], [f"{where} must be an object, got {kind_of(value)}"]
     strange = [f"{where} has a key that is no text: {key!r}" for key in value if not isinstance(key, str)]
     return [Item(key, item, where) for key, item in value.items() if isinstance(key, str)], strange
 
@@ -315,12 +276,3 @@ def _host_item(option: str, value: Any, where: str) -> tuple[list[Item], list[st
         return [], [f"the URL in {where} is malformed, write KEY=VALUE&KEY=VALUE after the question mark"]
     texts = [Item(key, tuple(values), f"the query of {where}", text=True) for key, values in found.items()]
     return [Item(option, rest, where), *texts], []
-
-
-def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "true or false", dict: "an object", list: "a list", str: "a text"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
-
-
-def _fail(problem: str, hint: str = "") -> NoReturn:
-    raise ConfigError(problem, hint=hint, problems=(problem,))

@@ -84,6 +84,7 @@ class SyncStore:
             if self._loop.alive:
                 self._loop.run(self._store.close(timeout), timeout + 1.0)
         finally:
+            self._run = run_inline  # without its loop every verb ends at once, in StoreClosedError
             self._loop.stop()
 
     def flush(self) -> None:

@@ -13,13 +13,18 @@ A block stands between two comments::
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import entry_points
 from pathlib import Path
+
+from fastdeploy_routing_plugins.config import CommonOptions, OptionInfo, describe
+from fastdeploy_routing_plugins.spec import ENTRY_POINT_GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -48,10 +53,21 @@ def file_block(path: str) -> str:
 
 
 def options_block(store: str) -> str:
-    """Returns a store's options as a table."""
-    from fastdeploy_routing_plugins import describe
+    """Returns a store's options, or the ``common`` ones of every store, as a table."""
+    if store == "common":
+        infos = describe(CommonOptions)
+    else:
+        (point,) = [entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name == store]
+        infos = describe(point.load().fd_routing_store().load_config())
+    if not infos:
+        return "No options of its own.\n"
+    rows = [f"| `{i.name}` | {i.type} | {default(i)} | {i.doc} |".replace(" | None", " or null") for i in infos]
+    return "\n".join(["| option | type | default | |", "|---|---|---|---|", *rows, ""])
 
-    raise SystemExit(f"{store} {describe}")
+
+def default(info: OptionInfo) -> str:
+    """Returns an option's default as JSON."""
+    return "required" if info.required else f"`{json.dumps(info.default)}`"
 
 
 def run_block(command: str) -> str:

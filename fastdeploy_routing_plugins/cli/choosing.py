@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
-from fastdeploy_routing_plugins.keys import RoutingKey, encode_namespace
+from fastdeploy_routing_plugins.jsontext import parse_text
+from fastdeploy_routing_plugins.keys import RoutingKey
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore, resolve
 from fastdeploy_routing_plugins.sources import (
@@ -22,9 +23,7 @@ from fastdeploy_routing_plugins.sources import (
     NAMESPACE_VARIABLE,
     OPTIONS_KEY,
     STORE_KEY,
-    gather,
-    named,
-    parse_text,
+    request_for,
     split_name,
 )
 
@@ -64,8 +63,8 @@ class StoreChoice:
         if self.config is None and self.directory is None:
             if self.store is None:
                 return None, environ
-            if named(gather(None, environ)) - {split_name(self.store)[0]}:
-                del environ[CONFIG_VARIABLE]
+            if not request_for(self.store, None, environ).sources:
+                environ.pop(CONFIG_VARIABLE, None)
             return {STORE_KEY: self.store}, environ
         environ.pop(CONFIG_VARIABLE, None)
         options = {} if self.config is None else parse_text(self.config, "--config")[0]
@@ -95,11 +94,10 @@ class StoreChoice:
             InvalidKeyError: the namespace cannot be stored.
         """
         config, environ = self.sources()
+        if self.namespace is not None:
+            environ.pop(NAMESPACE_VARIABLE, None)
         resolved = resolve(config, environ=environ)
-        if self.namespace is None:
-            return resolved
-        encode_namespace(self.namespace)
-        return replace(resolved, namespace=self.namespace)
+        return resolved if self.namespace is None else resolved.with_namespace(self.namespace)
 
     @contextmanager
     def open(self) -> Iterator[SyncStore]:

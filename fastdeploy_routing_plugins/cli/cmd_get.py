@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from fastdeploy_routing_plugins.cli.export import check_target, write_file
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
-from fastdeploy_routing_plugins.cli.options import Range, choice_option, common_options
+from fastdeploy_routing_plugins.cli.export import check_target, write_file
+from fastdeploy_routing_plugins.cli.options import choice_option, common_options, parse_range
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
 
 
@@ -23,8 +23,8 @@ from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
     help="Where to: .npy or .safetensors.",
 )
 @choice_option
-@click.option("--layers", type=Range(), help="Positions in the recorded layers, half-open.")
-@click.option("--tokens", type=Range(), help="Absolute tokens, half-open.")
+@click.option("--layers", callback=parse_range, metavar="A:B", help="Positions in the recorded layers, half-open.")
+@click.option("--tokens", callback=parse_range, metavar="A:B", help="Absolute tokens, half-open.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0),

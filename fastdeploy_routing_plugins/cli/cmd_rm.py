@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
 from fastdeploy_routing_plugins.cli.cmd_ls import show_rollouts
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
 from fastdeploy_routing_plugins.cli.output import Output, clean, show_bytes
 
@@ -53,10 +53,10 @@ def command(
                 out.document({**report, "deleted": 0})
                 out.note("nothing was deleted")
                 return 1
-            with out.progress("deleting", len(found)) as advance:
+            with out.progress(["deleting"], len(found)) as advance:
                 for start in range(0, len(found), _BATCH):
                     deleted += store.delete(*[status.key for status in found[start : start + _BATCH]])
-                    advance(start + _BATCH)
+                    advance(0, min(start + _BATCH, len(found)))
             out.line(f"deleted {deleted} rollouts")
         else:
             out.note("nothing to delete")

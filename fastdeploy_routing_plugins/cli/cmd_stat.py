@@ -1,4 +1,4 @@
-"""``fd-routing stat``: what one rollout is: shape, coverage, who wrote it, whether it is whole, how experts are used."""
+"""``fd-routing stat``: one rollout: shape, coverage, who wrote it, whether it is undamaged, how experts are used."""
 
 from __future__ import annotations
 

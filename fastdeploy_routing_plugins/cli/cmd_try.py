@@ -59,10 +59,10 @@ def command(out: Output, choose: StoreChoice, tokens: int, rounds: int) -> int:
     failures: list[str] = []
     with cleaning_up(), choose.open() as store, throw_away(store, out, failures):
         readable = Capability.READ | Capability.LIST in store.resolved.spec.capabilities
-        with out.progress(f"trying {store.resolved.name}", rounds) as advance:
+        with out.progress([f"trying {store.resolved.name}"], rounds) as advance:
             for number in range(rounds):
                 _round_trip(store, f"try:{number}:0:0", tokens, number, readable, timings, failures)
-                advance(number + 1)
+                advance(0, number + 1)
         name, nbytes = store.resolved.name, _SCHEMA.num_layers * tokens * _SCHEMA.row_bytes
     report = {
         "store": name,

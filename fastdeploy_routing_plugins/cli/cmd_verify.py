@@ -33,10 +33,10 @@ def command(
     with choose.open() as store:
         found, absent = pick(store, ids, prefix, everything, choice)
         results = [_absent(key) for key in absent]
-        with out.progress("verifying", len(found)) as advance:
+        with out.progress(["verifying"], len(found)) as advance:
             for done, status in enumerate(found, 1):
                 results.append(_verify(store, status.key))
-                advance(done)
+                advance(0, done)
         namespace = store.namespace
     bad = [result for result in results if not result["ok"]]
     nbytes = sum(result["bytes"] for result in results)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -126,8 +127,9 @@ def _outcome(group: click.Group, arguments: list[str], out: Output) -> int:
         return err.exit_code
     except click.ClickException as err:
         hint = getattr(err, "hint", "")
-        if not hint and (ctx := getattr(err, "ctx", None)) is not None:
-            hint = f"{ctx.command_path} --help"
+        where: click.Context | None = getattr(err, "ctx", None)
+        if not hint and where is not None:
+            hint = f"{where.command_path} --help"
         out.error("usage", err.format_message(), hint)
         return 2
     except RoutingError as err:
@@ -197,8 +199,8 @@ def main() -> NoReturn:
     if _has_flag(sys.argv[1:], "--json"):
         _keep_stdout_for_the_document()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[attr-defined]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     cli.main()
 
 

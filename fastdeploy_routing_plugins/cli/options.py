@@ -38,19 +38,14 @@ def selection_options(function: F) -> F:
     return click.argument("ids", nargs=-1, metavar="[ID]...")(function)
 
 
-class Range(click.ParamType):
-    """``a:b``, ``a:``, ``:b`` or ``a`` (one index), as a slice."""
-
-    name = "A:B"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice:
-        """Returns the slice that the text means."""
-        if isinstance(value, slice):
-            return value
-        match = re.fullmatch(r"([0-9]{0,12}):([0-9]{0,12})|([0-9]{1,12})", value, re.ASCII)
-        if match is None:
-            self.fail(f"{value!r} is no range such as 0:128, 5: or 7", param, ctx)
-        start, stop, single = match.groups()
-        if single is not None:
-            return slice(int(single), int(single) + 1)
-        return slice(int(start) if start else 0, int(stop) if stop else None)
+def parse_range(ctx: click.Context, param: click.Parameter, value: str | None) -> slice | None:
+    """Reads ``a:b``, ``a:``, ``:b`` or ``a`` (one index) as a slice; a callback of ``click.option``."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{0,12}):([0-9]{0,12})|([0-9]{1,12})", value, re.ASCII)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no range such as 0:128, 5: or 7", ctx, param)
+    start, stop, single = match.groups()
+    if single is not None:
+        return slice(int(single), int(single) + 1)
+    return slice(int(start) if start else 0, int(stop) if stop else None)

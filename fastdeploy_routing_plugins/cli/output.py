@@ -98,24 +98,27 @@ class Output:
         return "".join(steps[(value * len(steps) - 1) // top] if value else "." for value in values)
 
     @contextmanager
-    def progress(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Shows a bar on stderr if that is a terminal; yields a function that takes how many are done."""
+    def progress(self, labels: Sequence[str], total: int) -> Iterator[Callable[[int, int], None]]:
+        """Shows bars on stderr if that is a terminal.
+
+        Args:
+            labels: One per bar.
+            total: How many there are to do.
+
+        Yields:
+            A function of a bar's index and of how many are done.
+        """
         if sys.stderr is None or not sys.stderr.isatty() or total < 1:
-            yield lambda done: None
+            yield lambda index, done: None
             return
         from rich.console import Console  # noqa: PLC0415 - only for people at a terminal
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
         console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-        with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-            task = bar.add_task(clean(label), total=total)
-            yield lambda done: bar.update(task, completed=done)
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bars:
+            tasks = [bars.add_task(clean(label), total=total) for label in labels]
+            yield lambda index, done: bars.update(tasks[index], completed=done)
 
     def flush(self) -> None:
         """Flushes stdout, so that a closed pipe is noticed here."""
@@ -174,7 +177,7 @@ def _width(text: str) -> int:
 
 
 def clean(text: str) -> str:
-    """Returns text with everything a terminal would not simply show written as an escape such as ``\\x1b``."""
+    """Returns text in which everything that a terminal would not simply show is written as a backslash escape."""
     if text.isprintable():
         return text
     return "".join([ch if ch.isprintable() else ch.encode("unicode_escape", "surrogatepass").decode() for ch in text])

@@ -99,7 +99,7 @@ class _Process:
     def __init__(self, name: str, job: DemoJob) -> None:
         self.name = name
         self.result: dict[str, Any] | None = None
-        self.reached = "nothing"
+        self.reached = "0 requests"
         self._error = ""
         self._pending = b""
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()

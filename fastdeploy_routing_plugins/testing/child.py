@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from fastdeploy_routing_plugins.backend import Backend, Buffer
 from fastdeploy_routing_plugins.bridge import as_async
 from fastdeploy_routing_plugins.errors import RoutingError
+from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore
 
 
@@ -24,8 +26,8 @@ def pack(data: Any) -> str:
     return base64.b64encode(bytes(data)).decode()
 
 
-async def put(backend: Backend, name: str, header: str, payload: str, shape: list[int], dtype: str, at: float) -> None:
-    raw = base64.b64decode(payload)
+async def put(backend: Backend, name: str, header: str, shape: list[int], dtype: str, payload: Any, at: float) -> None:
+    raw = base64.b64decode(payload) if isinstance(payload, str) else hashlib.shake_128(name.encode()).digest(payload)
     while time.monotonic() < at:  # a sleep would blur the start of a race
         await asyncio.sleep(0)
     await backend._put(name, base64.b64decode(header), Buffer(memoryview(raw), tuple(shape), dtype))
@@ -55,6 +57,12 @@ async def put_until_killed(backend: Backend, objects: list[dict[str, Any]], beat
             file.write(f"{item['name']}\n")
 
 
+async def rollout(backend: Backend, resolved: str, rollout_id: str) -> list[Any]:
+    with open_store(ResolvedStore.from_json(resolved)) as store:
+        record = await asyncio.to_thread(store.get, rollout_id, timeout=10.0)
+        return [str(record.routing.dtype), list(record.routing.shape), pack(record.routing.tobytes())]
+
+
 COMMANDS = {
     "put": put,
     "get": get,
@@ -62,6 +70,7 @@ COMMANDS = {
     "wait": wait,
     "delete": delete,
     "put_until_killed": put_until_killed,
+    "rollout": rollout,
 }
 
 

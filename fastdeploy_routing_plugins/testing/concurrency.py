@@ -72,7 +72,7 @@ class ConcurrencyTests(ConformanceBase):
     async def test_one_of_many_processes_creates_a_name(self, kit: Harness) -> None:
         """Of several processes that put one name at the same moment, one succeeds; the others get its header."""
         async with contextlib.AsyncExitStack() as stack:
-            peers = [await stack.enter_async_context(kit.peer()) for _ in range(RACERS)]
+            peers = await asyncio.gather(*[stack.enter_async_context(kit.peer()) for _ in range(RACERS)])
             backend = await stack.enter_async_context(kit.backend())
             for number in range(ROUNDS):
                 rivals = [_rival(kit.namespace, f"race:{number}", racer) for racer in range(RACERS)]

@@ -18,7 +18,7 @@ from ..resolver import ResolvedStore, resolve
 from ..spec import Capability
 from .guard import Guarded
 from .peer import Peer, clean_environ
-from .samples import root, sample
+from .samples import Sample, cut, pieces, root, sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -124,12 +124,23 @@ class Harness:
             if Capability.LIST in missing:
                 with pytest.raises(UnsupportedError):
                     await backend._list(self.root)
+            if Capability.RANGE in missing:
+                assert not await cuts_ranges(backend, item), "the store cuts ranges out without declaring it"
 
 
 async def close_quietly(backend: Backend) -> None:
     """Closes a backend at the end of a test about something else; ``test_close_returns_in_time`` is the strict one."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(backend._close(), CLOSE_LIMIT)
+
+
+async def cuts_ranges(backend: Backend, item: Sample) -> bool:
+    """Whether ``_get`` returns exactly the asked ranges of an object that is stored."""
+    asked = ((1, 2), (5, len(item.payload) - 1))
+    try:
+        return pieces(await backend._get(item.name, asked)) == cut(item.payload, asked)
+    except (UnsupportedError, TypeError):  # a store without ranges never sees any: it may not know the argument
+        return False
 
 
 def overrides(backend: Backend | BlockingBackend, verb: str) -> bool:

@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .samples import content
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -39,11 +41,12 @@ def script_command(script: Path, *args: str) -> list[str]:
 
 
 def fields(item: Sample) -> dict[str, Any]:
-    """Returns an object's fields as a command carries them."""
+    """Returns an object's fields as a command carries them: for a payload that follows from the name, its size."""
+    derived = item.payload == content(item.name, len(item.payload))
     return {
         "name": item.name,
         "header": base64.b64encode(item.header).decode(),
-        "payload": base64.b64encode(item.payload).decode(),
+        "payload": len(item.payload) if derived else base64.b64encode(item.payload).decode(),
         "shape": list(item.shape),
         "dtype": item.dtype,
     }

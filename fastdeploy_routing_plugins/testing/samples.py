@@ -13,6 +13,8 @@ from ..names import MAX_TOKENS, Part, PartName, SealName, object_name
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..backend import Ranges
+
 _ITEM = {"uint8": 1, "uint16": 2, "uint32": 4}
 
 AWKWARD_IDS = (
@@ -113,6 +115,11 @@ class Sample:
 def pieces(blob: Blob) -> tuple[bytes, ...]:
     """Returns a blob's payload as bytes."""
     return tuple(bytes(piece) for piece in blob.payload)
+
+
+def cut(payload: bytes, ranges: Ranges) -> tuple[bytes, ...]:
+    """Returns the asked byte ranges of a payload."""
+    return tuple(payload[start:stop] for start, stop in ranges)
 
 
 def sample(

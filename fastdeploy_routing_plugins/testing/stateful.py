@@ -1,0 +1,151 @@
+"""Random operations against a dict: ``run_stateful``. Needs Hypothesis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from ..bridge import as_async
+from ..errors import AbsentError, AlreadyExistsError
+from .samples import Sample, content, root, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from ..backend import Backend, BlockingBackend
+
+_IDS = ("x", "x:1", "x:10", "x:1:0", "a/b", "a_b", "axb", "..", "Run", "run", "\N{SNOWMAN}", "l" * 300)
+_ENDS = ("", "b", "/")  # namespaces that are neighbours
+
+NAMES = st.tuples(st.sampled_from(_ENDS), st.sampled_from(_IDS), st.integers(0, 2))
+
+
+def run_stateful(
+    make_backend: Callable[[], Backend | BlockingBackend], namespace: str, *, examples: int = 12, steps: int = 25
+) -> None:
+    """Runs random operations on a store that can read and list, and on a dict, and compares.
+
+    Each example works in a namespace of its own and with two handles. The examples are the same in every run.
+
+    Args:
+        make_backend: Makes a backend, not opened yet.
+        namespace: The beginning of the namespaces to use.
+        examples: How many sequences of operations.
+        steps: How many operations in each.
+    """
+    numbers = itertools.count()
+    loop = asyncio.new_event_loop()
+    handles = [as_async(make_backend()) for _ in range(2)]
+
+    def run(operation: Coroutine[Any, Any, Any]) -> Any:
+        return loop.run_until_complete(asyncio.wait_for(operation, 30.0))
+
+    class Machine(StoreMachine):
+        def __init__(self) -> None:
+            super().__init__(handles, run, f"{namespace}-{next(numbers)}-")
+
+    try:
+        for handle in handles:
+            run(handle._open())
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate, Phase.shrink],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        for handle in handles:
+            run(handle._close())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One sequence of operations, and what must be stored after each.
+
+    Args:
+        handles: Open backends over the same store.
+        run: Runs a coroutine.
+        namespace: The beginning of the namespaces to use.
+    """
+
+    def __init__(
+        self, handles: list[Backend], run: Callable[[Coroutine[Any, Any, Any]], Any], namespace: str
+    ) -> None:
+        super().__init__()
+        self.handles = handles
+        self.run_operation = run
+        self.namespace = namespace
+        self.model: dict[str, Sample] = {}
+
+    def _sample(self, what: tuple[str, str, int], version: int = 0) -> Sample:
+        end, rollout_id, at = what
+        item = sample(f"{self.namespace}{end}", rollout_id, at=at, size=40)
+        return Sample(item.name, b"KIT %d" % version, content(f"{item.name} {version}", 40), item.shape)
+
+    @rule(what=NAMES, version=st.integers(0, 3), handle=st.integers(0, 1))
+    def put(self, what: tuple[str, str, int], version: int, handle: int) -> None:
+        """Creates an object, or is told which one is there."""
+        item = self._sample(what, version)
+        put = self.handles[handle]._put(item.name, item.header, item.buffer())
+        if item.name in self.model:
+            with pytest.raises(AlreadyExistsError) as caught:
+                self.run_operation(put)
+            assert caught.value.facts.get("header") == self.model[item.name].header
+        else:
+            self.run_operation(put)
+            self.model[item.name] = item
+
+    @rule(what=NAMES, handle=st.integers(0, 1))
+    def get(self, what: tuple[str, str, int], handle: int) -> None:
+        """Gets an object, or is told that there is none."""
+        name = self._sample(what).name
+        get = self.handles[handle]._get(name)
+        if name in self.model:
+            assert self.model[name].equals(self.run_operation(get))
+        else:
+            with pytest.raises(AbsentError):
+                self.run_operation(get)
+
+    @rule(what=st.lists(NAMES, max_size=4, unique=True), handle=st.integers(0, 1))
+    def delete(self, what: list[tuple[str, str, int]], handle: int) -> None:
+        """Deletes some objects, known and unknown."""
+        names = [self._sample(each).name for each in what]
+        assert self.run_operation(self.handles[handle]._delete(names)) == sum(name in self.model for name in names)
+        for name in names:
+            self.model.pop(name, None)
+
+    @rule(what=NAMES, length=st.integers(0, 400), handle=st.integers(0, 1))
+    def clear(self, what: tuple[str, str, int], length: int, handle: int) -> None:
+        """Deletes what begins with some beginning of a name, of a namespace at least."""
+        name = self._sample(what).name
+        prefix = name[: max(length, len(root(f"{self.namespace}{what[0]}")))]
+        gone = [name for name in self.model if name.startswith(prefix)]
+        assert self.run_operation(self.handles[handle]._clear(prefix)) == len(gone)
+        for name in gone:
+            del self.model[name]
+
+    @rule(what=NAMES, length=st.integers(0, 400), handle=st.integers(0, 1))
+    def list_some(self, what: tuple[str, str, int], length: int, handle: int) -> None:
+        """Lists what begins with some beginning of a name."""
+        prefix = self._sample(what).name[: max(length, len(self.namespace))]
+        expected = sorted(name for name in self.model if name.startswith(prefix))
+        assert self.run_operation(self.handles[handle]._list(prefix)) == expected
+
+    @invariant()
+    def all_is_listed(self) -> None:
+        """Both handles list exactly what the dict holds."""
+        for handle in self.handles:
+            assert self.run_operation(handle._list(self.namespace)) == sorted(self.model)
