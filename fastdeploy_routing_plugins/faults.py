@@ -34,41 +34,40 @@ def import_error(candidate: Candidate, module: str, err: BaseException) -> Resol
         package = module.rpartition(".")[0] or module
         if err.name == module or module.startswith(f"{err.name}.") or err.name.startswith(f"{package}."):
             return packaging_fault(candidate, f"module {err.name!r} is not there")
-        return missing_dependency(candidate.name, candidate.distribution, err, "its plugin module")
+        return missing_dependency(candidate, err, "its plugin module")
     return plugin_fault(candidate, f"import of {module!r}", err)
 
 
 def missing_dependency(
-    name: str, owner: str, err: ImportError, what: str, install_hint: str = ""
+    candidate: Candidate, err: ImportError, what: str, install_hint: str = ""
 ) -> MissingDependencyError:
-    """Returns the error for something that a store could not import.
+    """Returns the error for something that a plugin could not import.
 
     Args:
-        name: The store's name.
-        owner: The distribution that offers it.
+        candidate: The plugin.
         err: What the import raised.
-        what: What was being imported, for example ``"its backend"``.
+        what: What was being done, for example ``"create"``.
         install_hint: The spec's, if it got that far.
     """
     if isinstance(err, ModuleNotFoundError) and err.name:
         reason = f"module {err.name!r}, which is not installed"
     else:
         reason = f"something that cannot be imported: {text_of(err)}"
-    own = (err.name or "").startswith("fastdeploy_routing_plugins")
-    other = "its author must adapt it to the installed fastdeploy-routing-plugins" if own else ""
+    hint = install_hint or f"install what {candidate.distribution} {candidate.version} needs"
+    if (err.name or "").startswith("fastdeploy_routing_plugins"):
+        hint = f"{candidate.distribution} {candidate.version} is written for another fastdeploy-routing-plugins"
     return MissingDependencyError(
-        f"store {name!r} cannot be used: {what} needs {reason}",
-        hint=other or install_hint or f"install what {owner} needs",
+        f"store {candidate.name!r} cannot be used: {what} needs {reason}",
+        hint=hint,
         module=err.name or "",
-        name=name,
+        name=candidate.name,
     )
 
 
-def plugin_fault(candidate: Candidate, what: str, err: BaseException | None) -> StoreLoadError:
-    """Returns the error for a plugin whose code fails, or returns None, where it must not."""
-    reason = f"failed with {text_of(err)}{_place(err)}" if err is not None else "returned None"
+def plugin_fault(candidate: Candidate, what: str, err: BaseException) -> StoreLoadError:
+    """Returns the error for a plugin whose code fails."""
     return StoreLoadError(
-        f"store {candidate.name!r} cannot be loaded: {what} {reason}",
+        f"store {candidate.name!r} cannot be loaded: {what} failed with {text_of(err)}{_place(err)}",
         hint=f"the fault is in {candidate.distribution} {candidate.version} ({candidate.location}), "
         "not in fastdeploy-routing-plugins",
         name=candidate.name,
@@ -105,7 +104,7 @@ def short(value: Any) -> str:
     return text if text and len(text) <= 60 else f"a {type(value).__name__}"
 
 
-def text_of(err: BaseException | None) -> str:
+def text_of(err: BaseException) -> str:
     """Returns an exception's type and the first line of its text."""
     lines = str(err).strip().splitlines()
     return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING
 
 from . import reading
 from .assemble import Attempts, absence, uncovered
@@ -42,10 +42,10 @@ class Clock:
 
     def __init__(self, timeout: float) -> None:
         given: object = timeout
-        if not isinstance(given, SupportsFloat) or not 0 <= float(given) < 1e9:
+        if not isinstance(given, (int, float)) or not 0 <= given < 1e9:
             raise InvalidKeyError(f"timeout must be a number of seconds from 0 on, got {timeout!r}")
         self.start = time.monotonic()
-        self.deadline = self.start + float(timeout)
+        self.deadline = self.start + timeout
 
     @property
     def waited(self) -> float:

@@ -9,7 +9,8 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
@@ -21,10 +22,14 @@ from .spec import Capability, StoreSpec
 from .suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .discovery import Candidate
+    from .spec import StoreContext
 
 HOOK = "fd_routing_store"
 EXPECTED = f"expected a module with `@hookimpl def {HOOK}() -> StoreSpec`"
+T = TypeVar("T")
 _TARGET = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
 
 
@@ -66,10 +71,10 @@ def call_hook(candidate: Candidate, plugin: Any) -> StoreSpec:
         raise invalid(candidate, _why_no_hook(plugin))
     results, err = attempt(lambda: list(manager.hook.fd_routing_store()))
     if isinstance(err, ModuleNotFoundError):
-        raise missing_dependency(candidate.name, candidate.distribution, err, "its hook") from err
-    if err is not None or results is None:
+        raise missing_dependency(candidate, err, "its hook") from err
+    if err is not None:
         raise invalid(candidate, f"the hook raised {text_of(err)}", "is it written for another version?") from err
-    return _only_spec(candidate, results)
+    return _only_spec(candidate, results or [])
 
 
 def check_spec(candidate: Candidate, spec: StoreSpec) -> None:
@@ -130,13 +135,9 @@ def load_config_class(candidate: Candidate, spec: StoreSpec) -> type[Any]:
         MissingDependencyError: it needs a module that is not installed.
         StoreLoadError: its import fails otherwise.
     """
-    config_class, err = attempt(spec.load_config)
-    if isinstance(err, ImportError):
-        raise missing_dependency(
-            candidate.name, candidate.distribution, err, "its config class", spec.install_hint
-        ) from err
-    if err is not None or config_class is None:
-        raise plugin_fault(candidate, "load_config", err) from err
+    config_class = _call(candidate, spec, "load_config", spec.load_config)
+    if config_class is None:
+        raise invalid(candidate, "load_config returned None, expected a dataclass")
     try:
         names = option_names(config_class)
     except InvalidPluginError as problem:
@@ -155,16 +156,30 @@ def preflight(candidate: Candidate, spec: StoreSpec, config: Any) -> None:
         RoutingError: whatever else the store's own check raises.
         StoreLoadError: the check itself is broken.
     """
-    check = spec.preflight
-    if check is None:
-        return
-    _, err = attempt(lambda: check(config))
+    if spec.preflight is not None:
+        _call(candidate, spec, "preflight", partial(spec.preflight, config))
+
+
+def create(candidate: Candidate, spec: StoreSpec, context: StoreContext) -> object:
+    """Returns whatever the plugin makes of its configuration.
+
+    Raises:
+        MissingDependencyError: something that it needs is not installed.
+        RoutingError: whatever else the plugin raises on purpose.
+        StoreLoadError: it fails otherwise.
+    """
+    return _call(candidate, spec, "create", partial(spec.create, context))
+
+
+def _call(candidate: Candidate, spec: StoreSpec, what: str, action: Callable[[], T]) -> T | None:
+    result, err = attempt(action)
     if isinstance(err, ImportError):
-        raise missing_dependency(candidate.name, candidate.distribution, err, "the store", spec.install_hint) from err
+        raise missing_dependency(candidate, err, what, spec.install_hint) from err
     if isinstance(err, RoutingError):
         raise err
     if err is not None:
-        raise plugin_fault(candidate, "preflight", err) from err
+        raise plugin_fault(candidate, what, err) from err
+    return result
 
 
 def _register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
@@ -173,17 +188,14 @@ def _register(manager: pluggy.PluginManager, plugin: Any, name: str) -> None:
 
 
 def _hook_fault(candidate: Candidate, plugin: Any, err: BaseException) -> InvalidPluginError:
-    """Explains what pluggy refused; its text contains the author's own signature."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    if isinstance(err, pluggy.PluginValidationError) and lines and lines[0].startswith("unknown hook"):
-        names = [name for name in vars(plugin) if callable(getattr(plugin, name, None))] if _has_vars(plugin) else []
-        wrong = re.search(r"'(\w+)'", lines[0])
-        mine = f"it implements {wrong[1]}{_signature(plugin, wrong[1])}" if wrong else lines[0]
-        near = did_you_mean(wrong[1], [HOOK]) if wrong and wrong[1] in names else ""
-        return invalid(candidate, f"{EXPECTED}, {mine}", near)
-    if isinstance(err, pluggy.PluginValidationError):
-        lines = [line for line in lines if not line.startswith("Plugin ")]
-    return invalid(candidate, f"{EXPECTED}; {'; '.join(lines) or text_of(err)}", _hint_for(plugin))
+    """Explains what pluggy refused, with the author's own signature."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip() and not line.startswith("Plugin ")]
+    unknown = re.match(r"unknown hook '(\w+)'", lines[0]) if lines else None
+    if unknown is not None:
+        mine = f"it implements {unknown[1]}{_signature(plugin, unknown[1])}"
+        return invalid(candidate, f"{EXPECTED}, {mine}", did_you_mean(unknown[1], [HOOK]))
+    hint = "the entry point names a class; name a module or an instance" if inspect.isclass(plugin) else ""
+    return invalid(candidate, f"{EXPECTED}; {'; '.join(lines) or text_of(err)}", hint)
 
 
 def _why_no_hook(plugin: Any) -> str:
@@ -207,14 +219,6 @@ def _only_spec(candidate: Candidate, results: list[Any]) -> StoreSpec:
     if not isinstance(results[0], StoreSpec):
         raise invalid(candidate, f"expected a StoreSpec, got {short(results[0])}")
     return results[0]
-
-
-def _has_vars(plugin: Any) -> bool:
-    return hasattr(plugin, "__dict__")
-
-
-def _hint_for(plugin: Any) -> str:
-    return "the entry point names a class; name a module or an instance" if inspect.isclass(plugin) else ""
 
 
 def _signature(plugin: Any, name: str) -> str:

@@ -40,6 +40,11 @@ class Part:
     layers: tuple[int, int]
 
     def __post_init__(self) -> None:
+        (t0, t1), (l0, l1) = self.tokens, self.layers
+        if type(t0) is type(t1) is type(l0) is type(l1) is int and (
+            0 <= t0 <= t1 <= MAX_TOKENS and 0 <= l0 < l1 <= MAX_LAYERS
+        ):
+            return  # the usual case, checked in one go
         for what, (start, stop), limit in (("tokens", self.tokens, MAX_TOKENS), ("layers", self.layers, MAX_LAYERS)):
             check_int(f"start of {what}", start, limit)
             check_int(f"stop of {what}", stop, limit)

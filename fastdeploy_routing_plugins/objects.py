@@ -110,13 +110,12 @@ class Objects:
         limit = max(0.0, deadline - time.monotonic()) + (self._limit or 0.0)
         return await self._call(self._backend._wait(prefix, seen, deadline), limit)
 
-    async def create(self, header: Header, payload: Buffer) -> bool:
-        """Stores an object; returns whether the same content was there already.
+    async def create(self, name: str, header: Header, payload: Buffer) -> bool:
+        """Stores an object under its name; returns whether the same content was there already.
 
         Raises:
             ConflictError: other content is stored under the name.
         """
-        name = header.name()
         try:
             await self._call(self._backend._put(name, encode_header(header), payload))
         except AlreadyExistsError as err:

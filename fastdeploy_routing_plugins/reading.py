@@ -97,15 +97,12 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
 
 
 def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
-    first = piece.read.layers[0] - piece.what.part.layers[0]
-    chunk = (piece.read.tokens[0] - piece.what.part.tokens[0]) // CHUNK_TOKENS
-    per_layer = piece.read.num_tokens * piece.what.row_bytes
-    for index in range(piece.read.num_layers):
-        if len(views) == 1 and piece.read.num_layers > 1:
-            data = views[0][index * per_layer : (index + 1) * per_layer]
-        else:
-            data = views[index]
-        verify_chunks(header, first + index, chunk, data)
+    (t0, l0), read = (piece.what.part.tokens[0], piece.what.part.layers[0]), piece.read
+    tokens = read.tokens[0] - t0, read.tokens[1] - t0
+    first = read.layers[0] - l0
+    each = read.num_layers // len(views)  # one view of all layers, or one for each
+    for index, view in enumerate(views):
+        verify_chunks(header, (first + index * each, first + (index + 1) * each), tokens, view)
 
 
 def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:

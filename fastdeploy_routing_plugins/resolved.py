@@ -13,8 +13,8 @@ from . import loading, lookup, sources
 from .backend import Backend, BlockingBackend
 from .config import default_producer, describe, effective, load, option_names
 from .discovery import scan
-from .errors import ConfigError, IncompatibleStoreError, InvalidPluginError
-from .faults import missing_dependency
+from .errors import ConfigError, IncompatibleStoreError
+from .faults import invalid
 from .keys import encode_namespace
 from .sources import Request
 from .spec import API_VERSION, StoreContext, StoreSpec
@@ -35,9 +35,7 @@ class ResolvedStore:
     It pickles (and has ``to_json``) as name, options and the expected distribution; the other process resolves again.
 
     Attributes:
-        name: The store's name.
-        distribution: The distribution that offers it, in normalised form.
-        version: That distribution's version.
+        candidate: Where the plugin was found.
         spec: The plugin's declaration.
         options: The store's options as JSON has them, checked, defaults included.
         config: The same as an instance of the store's config class.
@@ -47,9 +45,7 @@ class ResolvedStore:
         use_fused_put: Whether the host hands over all layers at once.
     """
 
-    name: str
-    distribution: str
-    version: str
+    candidate: Candidate
     spec: StoreSpec
     options: dict[str, Any]
     config: Any
@@ -63,6 +59,21 @@ class ResolvedStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ResolvedStore.from_json, (self.to_json(),)
+
+    @property
+    def name(self) -> str:
+        """The store's name, the value of ``routing_store_type``."""
+        return self.candidate.name
+
+    @property
+    def distribution(self) -> str:
+        """The distribution that offers it, in normalised form."""
+        return self.candidate.distribution
+
+    @property
+    def version(self) -> str:
+        """That distribution's version."""
+        return self.candidate.version
 
     def effective(self) -> dict[str, Any]:
         """Returns all options in force, the common ones included, with secrets hidden."""
@@ -83,20 +94,16 @@ class ResolvedStore:
         Raises:
             MissingDependencyError: the backend needs something that cannot be imported.
             InvalidPluginError: the plugin made something else.
+            StoreLoadError: the plugin's own code failed.
+            RoutingError: whatever else the plugin raises.
         """
         context = StoreContext(self.name, self.config, self.namespace, self.producer)
-        try:
-            backend: object = self.spec.create(context)
-        except ImportError as err:
-            hint = self.spec.install_hint
-            raise missing_dependency(self.name, self.distribution, err, "its backend", hint) from err
-        if isinstance(backend, (Backend, BlockingBackend)):
-            return backend
-        raise InvalidPluginError(
-            f"store {self.name!r} of {self.distribution} {self.version} does not follow the contract: create returned "
-            f"a {type(backend).__name__}, expected a Backend or BlockingBackend",
-            name=self.name,
-        )
+        backend = loading.create(self.candidate, self.spec, context)
+        if not isinstance(backend, (Backend, BlockingBackend)):
+            raise invalid(
+                self.candidate, f"create returned a {type(backend).__name__}, expected a Backend or BlockingBackend"
+            )
+        return backend
 
     def to_json(self) -> str:
         """Returns what another process needs to resolve the same store; secrets are in it."""
@@ -216,9 +223,7 @@ def _configured(candidate: Candidate, spec: StoreSpec, config_class: type[Any], 
     hint = f"fd-routing show {candidate.name} lists its options"
     loaded = load(config_class, items, owner=f"store {candidate.name!r}", problems=problems, hint=hint)
     return ResolvedStore(
-        name=candidate.name,
-        distribution=candidate.distribution,
-        version=candidate.version,
+        candidate=candidate,
         spec=spec,
         options=loaded.options,
         config=loaded.config,

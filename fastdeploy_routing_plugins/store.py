@@ -10,7 +10,7 @@ from .assemble import Attempts
 from .backend import Backend, Buffer
 from .errors import AbortedError, InvalidKeyError, InvalidRecordError, SupersededError
 from .keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace
-from .names import PartName, SealName
+from .names import AbortName, ObjectName, PartName, SealName
 from .objects import CALL_LIMIT, READABLE, Objects
 from .placing import place
 from .record import RoutingRecord, WeightSpan, check_spans
@@ -143,8 +143,8 @@ class RoutingStore:
             digests=envelope.digest_payload(payload, what.part, schema.row_bytes),
             weight_versions=tuple((span.start, span.stop, span.version) for span in weight_versions),
         )
-        duplicate = await self._create(header, Buffer(payload, array.shape, schema.dtype))
-        return PutOutcome(header.name(), duplicate, payload.nbytes)
+        name, duplicate = await self._create(key, what, header, Buffer(payload, array.shape, schema.dtype))
+        return PutOutcome(name, duplicate, payload.nbytes)
 
     async def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> None:
         """Says how many recorded tokens a rollout has in all, once that is known.
@@ -154,9 +154,10 @@ class RoutingStore:
             SupersededError: A higher attempt is stored.
         """
         self._objects.need()
-        stamp = self._stamp(as_key(key, choice), attempt)
-        SealName(total_tokens)  # checks the number
-        await self._create(envelope.SealHeader(**stamp, total_tokens=total_tokens), Buffer(memoryview(b"")))
+        key = as_key(key, choice)
+        what = SealName(total_tokens)
+        header = envelope.SealHeader(**self._stamp(key, attempt), total_tokens=total_tokens)
+        await self._create(key, what, header, Buffer(memoryview(b"")))
 
     async def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> None:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once. The first reason stays.
@@ -165,8 +166,9 @@ class RoutingStore:
             SupersededError: A higher attempt is stored.
         """
         self._objects.need()
-        stamp = self._stamp(as_key(key, choice), attempt)
-        await self._create(envelope.AbortHeader(**stamp, reason=str(reason)[:4096]), Buffer(memoryview(b"")))
+        key = as_key(key, choice)
+        header = envelope.AbortHeader(**self._stamp(key, attempt), reason=str(reason)[:4096])
+        await self._create(key, AbortName(), header, Buffer(memoryview(b"")))
 
     def _stamp(self, key: RoutingKey, attempt: int) -> dict[str, Any]:
         return {
@@ -179,12 +181,15 @@ class RoutingStore:
             "time_ns": time.time_ns(),
         }
 
-    async def _create(self, header: envelope.Header, payload: Buffer) -> bool:
-        """Creates an object that fits its rollout; returns whether the same was there already."""
-        key, attempt, what = header.key(), header.attempt, header.what()
+    async def _create(
+        self, key: RoutingKey, what: ObjectName, header: envelope.Header, payload: Buffer
+    ) -> tuple[str, bool]:
+        """Creates an object that fits its rollout; returns its name and whether the same was there already."""
+        attempt = header.attempt
         prefix = key.prefix(self.namespace)
+        name = f"{prefix}{attempt:019d}/{what}"
         if Capability.LIST not in self._objects.has:
-            return await self._objects.create(header, payload)
+            return name, await self._objects.create(name, header, payload)
         known = Attempts.parse(prefix, await self._objects.names(prefix))
         if known.highest > attempt:
             raise SupersededError(
@@ -194,13 +199,13 @@ class RoutingStore:
             if known.aborted(attempt):
                 raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
             known.check_new(key, attempt, what)
-        duplicate = await self._objects.create(header, payload)
+        duplicate = await self._objects.create(name, header, payload)
         if any(number < attempt for number in known.objects):
             # Listed again: other producers may have put the missing parts meanwhile.
             known = Attempts.parse(prefix, await self._objects.names(prefix))
             if known.objects and known.status(key).state == "complete":
                 await self._objects.delete(known.names(below=known.highest))
-        return duplicate
+        return name, duplicate
 
     # --- reading ------------------------------------------------------------------------------------------------
 

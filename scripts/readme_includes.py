@@ -8,6 +8,7 @@ A block stands between two comments::
     <!-- file: examples/x.py -->    the file, as a fenced block
     <!-- options: local -->         the options of a store, as ``describe`` knows them, as a table
     <!-- run: fd-routing list -->   a command and what it prints
+    <!-- session: A && B -->        commands and what they print, after the page's runnable Python
     <!-- end -->
 """
 
@@ -28,17 +29,22 @@ from fastdeploy_routing_plugins.spec import ENTRY_POINT_GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-BLOCK = re.compile(r"(<!-- (file|options|run): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (file|options|run|session): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
+SESSION = '{"routing_store_type": "local", "routing_store_config": {"store_dir": "./routing", "namespace": "run-42"}}'
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "sh"}
 
 
 def refresh(text: str) -> tuple[str, list[str]]:
     """Returns the text with every block made anew, and the headings of those that were stale."""
     stale: list[str] = []
+    python = "\n".join(RUNNABLE.findall(text))
+    blocks = {"file": file_block, "options": options_block, "run": lambda what: run_block([what])}
+    blocks["session"] = lambda what: run_block(what.split(" && "), python, SESSION)
 
     def replace(match: re.Match[str]) -> str:
         begin, kind, what, old, end = match.groups()
-        new = {"file": file_block, "options": options_block, "run": run_block}[kind](what)
+        new = blocks[kind](what)
         if new != old:
             stale.append(f"{kind}: {what}")
         return f"{begin}{new}{end}"
@@ -70,14 +76,28 @@ def default(info: OptionInfo) -> str:
     return "required" if info.required else f"`{json.dumps(info.default)}`"
 
 
-def run_block(command: str) -> str:
-    """Returns a command and its output; it runs in an empty folder with no store configured."""
+def run_block(commands: list[str], python: str = "", config: str = "") -> str:
+    """Returns commands and their output; they run in a folder of their own.
+
+    Args:
+        commands: The command lines.
+        python: What runs first.
+        config: The store that the commands use.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith("FD_")}
-    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}", "COLUMNS": "100"}
+    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}", "COLUMNS": "110"}
+    lines = []
+    if config:
+        env["FD_ROUTING_STORE_CONFIG"] = config
+        lines.append(f"$ export FD_ROUTING_STORE_CONFIG='{config}'")
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(shlex.split(command), cwd=folder, env=env, capture_output=True, text=True, check=False)
-    shown = "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip("\n").splitlines())
-    return f"```console\n$ {command}\n{shown}\n```\n"
+        subprocess.run([sys.executable, "-c", python], cwd=folder, env=env, check=True)
+        for command in commands:
+            done = subprocess.run(
+                shlex.split(command), cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            lines += [f"$ {command}", *map(str.rstrip, done.stdout.strip("\n").splitlines())]
+    return "```console\n" + "\n".join(lines) + "\n```\n"
 
 
 def main() -> int:

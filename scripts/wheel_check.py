@@ -137,7 +137,9 @@ def check_third_party(folder: Path, wheel: Path) -> None:
     summary = run(bin_ / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=example).strip()
     step(f"fd-routing-sqlite runs the conformance kit: {summary.splitlines()[-1]}")
     run(bin_ / "python", "-c", ROUND_TRIP, "sqlite", "path", folder / "store.sqlite3")
-    run(bin_ / "fd-routing", "check", "sqlite")
+    options = json.dumps({"path": str(folder / "store.sqlite3")})
+    run(bin_ / "fd-routing", "check", "sqlite", "--config", options)
+    run(bin_ / "fd-routing", "try", "--store", "sqlite", "--config", options)
 
     where = run(bin_ / "python", "-c", "import fd_routing_sqlite.plugin as p; print(p.__file__)").strip()
     with open(where, "a") as plugin:

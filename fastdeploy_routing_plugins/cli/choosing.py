@@ -100,12 +100,18 @@ class StoreChoice:
         return resolved if self.namespace is None else resolved.with_namespace(self.namespace)
 
     @contextmanager
-    def open(self) -> Iterator[SyncStore]:
+    def open(self, *, existing: bool = True) -> Iterator[SyncStore]:
         """Opens the store for a ``with`` block.
+
+        Args:
+            existing: Whether ``--dir`` must exist; a mistyped folder would be created, and be empty, otherwise.
 
         Raises:
             RoutingError: the store cannot be chosen or opened.
+            UsageProblem: there is no such folder.
         """
+        if existing and self.directory is not None and not os.path.isdir(os.path.expanduser(self.directory)):
+            raise UsageProblem(f"there is no folder {self.directory!r}", "--dir takes the store_dir of the engine")
         with open_store(self.resolve()) as store:
             yield store
 

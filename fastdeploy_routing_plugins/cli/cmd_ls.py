@@ -8,7 +8,7 @@ import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import common_options
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def show_rollouts(out: Output, rollouts: Sequence[RolloutStatus]) -> None:
         _HEADERS,
         [
             (
-                show_id(status.key.rollout_id, status.key.choice)
+                show_id(status.key.rollout_id, status.key.choice, limit=ID_LIMIT)
                 + (f" ({status.key.kind})" if status.key.kind != "routing" else ""),
                 status.state,
                 str(status.attempt),

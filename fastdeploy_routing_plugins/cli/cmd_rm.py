@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,8 @@ from fastdeploy_routing_plugins.cli.output import Output, clean, show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fastdeploy_routing_plugins.keys import RoutingKey
 
 _BATCH = 64
 
@@ -37,31 +39,39 @@ def command(
     dry_run: bool,
 ) -> int:
     """Delete rollouts, with all their attempts: those named, those under a prefix, or all of the namespace."""
+    deleted = 0
+    refused = False
     with choose.open() as store:
         found, absent = pick(store, ids, prefix, everything, choice)
         for key in absent:
             out.note(f"not found: {key}")
-        ids_found = [{"id": status.key.rollout_id, "choice": status.key.choice} for status in found]
-        report = {"namespace": store.namespace, "rollouts": ids_found, "absent": [key.rollout_id for key in absent]}
-        size = f"{len(found)} rollouts ({show_bytes(sum(s.nbytes for s in found))}) of namespace {store.namespace!r}"
-        deleted = 0
+        size = f"{len(found)} rollouts ({show_bytes(sum(status.nbytes for status in found))})"
+        where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
         if dry_run:
             show_rollouts(out, found)
-            out.note(f"would delete {size}")
+            out.note(f"would delete {size} of {where}")
+        elif found and not yes and not _confirmed(f"Delete {size} of {where}?"):
+            refused = True
+            out.note("nothing was deleted")
         elif found:
-            if not yes and not _confirmed(f"Delete {size} from store {store.resolved.name!r}?"):
-                out.document({**report, "deleted": 0})
-                out.note("nothing was deleted")
-                return 1
             with out.progress(["deleting"], len(found)) as advance:
                 for start in range(0, len(found), _BATCH):
                     deleted += store.delete(*[status.key for status in found[start : start + _BATCH]])
                     advance(0, min(start + _BATCH, len(found)))
-            out.line(f"deleted {deleted} rollouts")
-        else:
-            out.note("nothing to delete")
-        out.document({**report, "deleted": deleted, "dry_run": dry_run})
-    return 1 if absent else 0
+    report = {
+        "namespace": store.namespace,
+        "dry_run": dry_run,
+        "deleted": deleted,
+        "rollouts": [_name(status.key) for status in found],
+        "absent": [_name(key) for key in absent],
+    }
+    if not out.document(report) and not dry_run and not refused:
+        out.line(f"deleted {deleted} rollouts")
+    return 1 if absent or refused else 0
+
+
+def _name(key: RoutingKey) -> dict[str, Any]:
+    return {"id": key.rollout_id, "choice": key.choice, "kind": key.kind}
 
 
 def _confirmed(question: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def _option(info: OptionInfo, scope: str) -> dict[str, Any]:
 
 
 def _default(info: OptionInfo) -> str:
-    return "(required)" if info.required else repr(info.default)
+    return "(required)" if info.required else json.dumps(info.default, ensure_ascii=False)
 
 
 def _dotted(version: tuple[int, int]) -> str:

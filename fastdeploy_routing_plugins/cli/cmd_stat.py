@@ -10,12 +10,13 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
-from fastdeploy_routing_plugins.errors import CorruptDataError
+from fastdeploy_routing_plugins.errors import AbortedError, CorruptDataError, StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins.inspection import RolloutStat, VerifyReport
     from fastdeploy_routing_plugins.status import RolloutStatus
+    from fastdeploy_routing_plugins.sync import SyncStore
 
 _BAR = 32
 
@@ -42,15 +43,31 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
             info = store.stat(key)
         except CorruptDataError as err:
             problems = problems or [err.message]
+        reason = _why_aborted(store, key) if status.state == "aborted" else None
     # What is not covered yet is a problem to a full check, but no damage.
     harmless = report is not None and status.state in ("incomplete", "pending")
     damaged = len(problems) > harmless
-    digests = "damaged" if damaged else "not checked" if report is None else "ok"
+    digests = "damaged" if damaged else "not checked" if report is None else "ok" if status.parts else "none"
     document = _describe(status, info, report)
-    document |= {"digests": digests, "problems": problems, "warnings": list(report.warnings) if report else []}
+    document |= {
+        "aborted_because": reason,
+        "digests": digests,
+        "problems": problems,
+        "warnings": list(report.warnings) if report else [],
+    }
     if not out.document(document):
         _print(out, document)
     return 1 if damaged else 0
+
+
+def _why_aborted(store: SyncStore, key: RoutingKey) -> str | None:
+    try:
+        store.wait(key, timeout=0)
+    except AbortedError as err:
+        return str(err.facts.get("reason", ""))
+    except StoreError:  # removed or superseded meanwhile, or a damaged mark
+        pass
+    return None
 
 
 def _describe(status: RolloutStatus, info: RolloutStat | None, report: VerifyReport | None) -> dict[str, Any]:
@@ -95,7 +112,7 @@ def _print(out: Output, doc: dict[str, Any]) -> None:
     tokens = "an unknown number of" if doc["total_tokens"] is None else doc["total_tokens"]
     rows = [
         ("id", show_id(doc["id"], doc["choice"])),
-        ("state", doc["state"]),
+        ("state", doc["state"] + (f": {doc['aborted_because']}" if doc["aborted_because"] else "")),
         ("shape", f"{doc['total_layers']} layers, {tokens} tokens" + (f", top-{doc['top_k']}" if experts else "")),
         ("stored", f"{doc['parts']} parts, {show_bytes(doc['bytes'])}" + (f", {doc['dtype']}" if experts else "")),
         ("attempt", f"{doc['attempt']}" + (f" (stored: {doc['attempts']})" if len(doc["attempts"]) > 1 else "")),

@@ -8,7 +8,7 @@ import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
 from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(
     summary = {"checked": len(results), "bad": len(bad), "warned": warned, "bytes": nbytes}
     if not out.document({"namespace": namespace, "ok": not bad, **summary, "rollouts": results}):
         rows = [
-            (show_id(result["id"], result["choice"]), word, text)
+            (show_id(result["id"], result["choice"], limit=ID_LIMIT), word, text)
             for result in results
             for word, texts in (("bad", result["problems"]), ("warning", result["warnings"]))
             for text in texts

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _GAP = "  "
+ID_LIMIT = 63
 
 
 class Output:
@@ -28,12 +29,15 @@ class Output:
         self.json = json
         self.debug = debug
         self._stream = sys.stdout
+        self._documents = 0
 
     def document(self, value: dict[str, Any]) -> bool:
         """Prints the document if JSON was asked for; returns whether it was."""
         if self.json:
+            self._documents += 1
             # ASCII, since a terminal obeys more control characters than JSON escapes by itself.
-            self._write(json.dumps(value, ensure_ascii=True, indent=2, default=_plain))
+            indent = 2 if self._stream is not None and self._stream.isatty() else None
+            self._write(json.dumps(value, ensure_ascii=True, indent=indent))
         return self.json
 
     def line(self, text: str = "") -> None:
@@ -48,8 +52,9 @@ class Output:
 
     def error(self, code: str, message: str, hint: str, *, problems: Sequence[str] | None = None) -> None:
         """Prints an error: a document, or a line and a hint to stderr."""
-        more = {"problems": list(problems)} if problems else {}
-        if self.document({"error": {"code": code, "message": message, "hint": hint, **more}}):
+        if self.json and not self._documents:
+            more = {"problems": list(problems)} if problems else {}
+            self.document({"error": {"code": code, "message": message, "hint": hint, **more}})
             return
         self.note(f"error: {_one_line(message)}")
         if hint:
@@ -153,12 +158,6 @@ class Output:
             self._stream.write(text + "\n")
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
-
-
 def _one_line(text: str) -> str:
     return " ".join(line.strip() for line in text.splitlines())
 
@@ -183,9 +182,19 @@ def clean(text: str) -> str:
     return "".join([ch if ch.isprintable() else ch.encode("unicode_escape", "surrogatepass").decode() for ch in text])
 
 
-def show_id(rollout_id: str, choice: int = 0) -> str:
-    """Returns a rollout id for people; no two ids look the same, since a backslash is doubled."""
-    return clean(rollout_id.replace("\\", "\\\\")) + (f" #{choice}" if choice else "")
+def show_id(rollout_id: str, choice: int = 0, *, limit: int = 0) -> str:
+    """Returns a rollout id for people; no two ids look the same, since a backslash is doubled.
+
+    Args:
+        rollout_id: Any text.
+        choice: Shown unless it is 0.
+        limit: Longer ids lose their middle, in tables, where one would push everything else off the screen.
+    """
+    text = clean(rollout_id.replace("\\", "\\\\"))
+    if limit and len(text) > limit:
+        half = (limit - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return text + (f" #{choice}" if choice else "")
 
 
 def show_bytes(count: float) -> str:

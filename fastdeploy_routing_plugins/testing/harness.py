@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pytest
@@ -22,6 +21,7 @@ from .samples import Sample, cut, pieces, root, sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
 
 LIMIT = 90.0  # s that one test may take before it counts as hung
 CLOSE_LIMIT = 5.0  # s that closing may take

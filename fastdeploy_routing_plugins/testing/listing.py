@@ -39,7 +39,12 @@ class ListingTests(ConformanceBase):
         names = sorted(item.name for item in items)
         encoded = [kit.root + encode_component(rollout_id) for rollout_id in ids]
         prefixes = [kit.root, kit.root[:-1], *encoded, *[f"{text}/" for text in encoded]]
-        prefixes += [RoutingKey("x").prefix(kit.namespace), f"{kit.root}{encode_prefix('x:')}", names[3], names[3][:-1]]
+        prefixes += [
+            RoutingKey("x").prefix(kit.namespace),
+            f"{kit.root}{encode_prefix('x:')}",
+            names[3],
+            names[3][:-1],
+        ]
         prefixes += [f"{kit.root}a_", f"{kit.root}a%", f"{kit.root}_", f"{kit.root}*", f"{names[3]}/", f"/{kit.root}"]
         async with kit.backend() as backend:
             await put_all(backend, items)

@@ -171,7 +171,7 @@ class ObjectTests(ConformanceBase):
             await backend._put(item.name, item.header, buffer)
             memory[:] = content("something else", len(memory))
             await kit.settle()
-            assert item.equals(await backend._get(item.name)), "the store kept the caller's memory instead of the bytes"
+            assert item.equals(await backend._get(item.name)), "the store kept the caller's memory"
 
     @conformance(READ)
     async def test_what_was_read_outlives_a_delete(self, kit: Harness) -> None:

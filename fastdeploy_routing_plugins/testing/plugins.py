@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from ..backend import Backend, BlockingBackend
 from ..config import describe
 from ..discovery import discover
 from ..errors import ConfigError, RoutingError
@@ -120,12 +119,14 @@ class PluginConformance(ConformanceBase):
     def test_errors_pickle(self, tmp_path: Path) -> None:
         """Every error class of the plugin's package crosses process borders with message, hint and facts."""
         resolved = Harness(self, tmp_path).resolved
-        package = type(_unwrapped(resolved)).__module__.partition(".")[0]
-        errors = [cls for cls in _subclasses(RoutingError) if cls.__module__.partition(".")[0] == package]
-        for cls in {ConfigError, *errors}:
+        package = type(resolved.create_backend()).__module__.partition(".")[0]
+        own = [cls for cls in _subclasses(RoutingError) if cls.__module__.partition(".")[0] == package]
+        errors: list[type[RoutingError]] = [ConfigError, *own]
+        for cls in errors:
             error = cls("what went wrong", hint="what to do", waited=1.5)
             again = pickle.loads(pickle.dumps(error))  # noqa: S301 - made in the line above
-            assert (type(again), again.message, again.hint, again.facts) == (cls, error.message, error.hint, error.facts)
+            assert type(again) is cls
+            assert (again.message, again.hint, again.facts) == (error.message, error.hint, error.facts)
 
     def test_preflight_does_no_io(self, tmp_path: Path) -> None:
         """Resolving the store and making its backend writes no file and opens no connection."""
@@ -151,10 +152,6 @@ def probe(do: str, store: str, **request: Any) -> dict[str, Any]:
     assert done.returncode == 0, f"a fresh process that loads the plugin failed:\n{done.stderr[-4000:]}"
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def _unwrapped(resolved: ResolvedStore) -> Backend | BlockingBackend:
-    return resolved.create_backend()
 
 
 def _subclasses(cls: type[RoutingError]) -> list[type[RoutingError]]:

@@ -16,13 +16,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fastdeploy_routing_plugins import spec as spec_module
 from fastdeploy_routing_plugins.discovery import discover
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod")
@@ -80,6 +82,7 @@ def load(store: str) -> Any:
 
 
 def look(store: str) -> dict[str, Any]:
+    """Returns what loading the plugin imports, prints and changes."""
     before, modules = snapshot(), set(sys.modules)
     with captured() as output:
         spec = load(store)
@@ -96,11 +99,13 @@ def look(store: str) -> dict[str, Any]:
 
 
 def api_version(store: str, version: list[int]) -> dict[str, Any]:
+    """Returns the API version that the plugin states where another one is installed."""
     spec_module.API_VERSION = (version[0], version[1])
     return {"api_version": list(load(store).api_version)}
 
 
 def io(store: str, configuration: dict[str, Any]) -> dict[str, Any]:
+    """Returns the writes and connections of resolving the store and making its backend."""
     from fastdeploy_routing_plugins.resolver import resolve  # noqa: PLC0415 - the other looks need less
 
     sys.dont_write_bytecode = True
@@ -125,6 +130,7 @@ def _is_io(event: str, args: tuple[Any, ...]) -> bool:
 
 
 def unpickle(store: str, pickled: str) -> dict[str, Any]:
+    """Returns what a pickled store has become in this process."""
     resolved = pickle.loads(base64.b64decode(pickled))  # noqa: S301 - how engines hand a store to their children
     return {"name": resolved.name, "json": resolved.to_json(), "backend": type(resolved.create_backend()).__name__}
 

@@ -27,7 +27,12 @@ NAMES = st.tuples(st.sampled_from(_ENDS), st.sampled_from(_IDS), st.integers(0, 
 
 
 def run_stateful(
-    make_backend: Callable[[], Backend | BlockingBackend], namespace: str, *, examples: int = 12, steps: int = 25
+    make_backend: Callable[[], Backend | BlockingBackend],
+    namespace: str,
+    *,
+    settle: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    examples: int = 12,
+    steps: int = 25,
 ) -> None:
     """Runs random operations on a store that can read and list, and on a dict, and compares.
 
@@ -36,6 +41,7 @@ def run_stateful(
     Args:
         make_backend: Makes a backend, not opened yet.
         namespace: The beginning of the namespaces to use.
+        settle: What to wait for after each operation, for stores that need a moment.
         examples: How many sequences of operations.
         steps: How many operations in each.
     """
@@ -44,7 +50,11 @@ def run_stateful(
     handles = [as_async(make_backend()) for _ in range(2)]
 
     def run(operation: Coroutine[Any, Any, Any]) -> Any:
-        return loop.run_until_complete(asyncio.wait_for(operation, 30.0))
+        try:
+            return loop.run_until_complete(asyncio.wait_for(operation, 30.0))
+        finally:
+            if settle is not None:
+                loop.run_until_complete(settle())
 
     class Machine(StoreMachine):
         def __init__(self) -> None:
@@ -81,9 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
         namespace: The beginning of the namespaces to use.
     """
 
-    def __init__(
-        self, handles: list[Backend], run: Callable[[Coroutine[Any, Any, Any]], Any], namespace: str
-    ) -> None:
+    def __init__(self, handles: list[Backend], run: Callable[[Coroutine[Any, Any, Any]], Any], namespace: str) -> None:
         super().__init__()
         self.handles = handles
         self.run_operation = run

@@ -103,9 +103,7 @@ class WaitingTests(ConformanceBase):
         items = [sample(kit.namespace, f"crowd:{number}") for number in range(40)]
         async with kit.backend() as backend:
             started = time.monotonic()
-            waits = [
-                asyncio.create_task(_wait(backend, item.name.rpartition("/")[0] + "/", [])) for item in items
-            ]
+            waits = [asyncio.create_task(_wait(backend, item.name.rpartition("/")[0] + "/", [])) for item in items]
             await asyncio.sleep(0.1)
             for item in items:
                 await backend._put(item.name, item.header, item.buffer())

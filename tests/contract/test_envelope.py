@@ -81,8 +81,7 @@ def test_the_golden_payload_passes_its_digests() -> None:
     header = envelope.decode_header(golden["header"].encode())
     assert isinstance(header, envelope.PartHeader)
     payload = memoryview(bytes.fromhex(golden["payload"]))
-    for layer in range(3):
-        envelope.verify_chunks(header, layer, 0, payload[layer * 6 : layer * 6 + 6])
+    envelope.verify_chunks(header, (0, 3), (0, 3), payload)
 
 
 def test_a_header_under_another_name_is_corrupt() -> None:
@@ -122,7 +121,6 @@ def lies() -> list[dict[str, object]]:
         {"layer_ids": []},
         {"layer_ids": [3, 2, 1]},
         {"digests": ""},
-        {"digests": "zz" * 24},
         {"digests": "0" * 10_000_000},
         {"attempt": -1},
         {"choice": 10**9},

@@ -1,0 +1,156 @@
+"""What the child processes of these tests do."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import resource
+from pathlib import Path
+
+from fastdeploy_routing_plugins.errors import AlreadyExistsError, StoreUnavailableError
+from fastdeploy_routing_plugins.stores.local import publish
+
+from ..helpers import Item, opened, part, put
+
+UNPRIVILEGED = 65534
+
+
+def numbered(index: int, run: str = "w") -> Item:
+    """The item that a writer puts as its ``index``-th: sizes from nothing to 3 MiB, several to a rollout."""
+    tokens = (0, 1, 700, 90_000, 5, 250_000)[index % 6]
+    return part(f"{run}:{index // 2}", layers=3, tokens=tokens, top_k=4, start=1000 * (index % 2), seed=str(index))
+
+
+def write_forever(store_dir: str, run: str) -> None:
+    """Opens the store and puts one item after the other until killed."""
+    with opened(store_dir) as backend:
+        for index in itertools.count():
+            put(backend, numbered(index, run))
+
+
+def write_some(store_dir: str, run: str, count: str) -> None:
+    """Puts ``count`` items."""
+    with opened(store_dir) as backend:
+        for index in range(int(count)):
+            put(backend, numbered(index, run))
+
+
+def contend(store_dir: str, way: str, me: str, rounds: str, gate: str, results: str) -> None:
+    """Puts the same names as others do, with other bytes; writes down which puts won."""
+    use(way)
+    won = []
+    with opened(store_dir) as backend:
+        with open(gate) as waiting:
+            fcntl.flock(waiting, fcntl.LOCK_SH)  # until all have come
+        for index in range(int(rounds)):
+            item = part(f"c:{index}", tokens=300, seed=me)
+            try:
+                put(backend, item)
+                won.append(index)
+            except AlreadyExistsError as err:
+                assert err.header
+    Path(results, me).write_text(" ".join(map(str, won)))
+
+
+def put_and_delete(store_dir: str, me: str, rounds: str) -> None:
+    """Puts and deletes one object of a rollout that others treat likewise, so that its folder comes and goes."""
+    with opened(store_dir) as backend:
+        item = part("folder", start=int(me) * 10)
+        for _ in range(int(rounds)):
+            put(backend, item)
+            assert backend._get(item.name).payload[0] == item.payload
+            assert backend._delete([item.name]) == 1
+
+
+def claim_forever(store_dir: str) -> None:
+    """Takes a claim on a name and keeps it."""
+    with opened(store_dir) as backend:
+        root = backend._opened()
+        with root.child(publish.TEMPORARY, create=True) as folder, publish._claim(folder, "ns/r/f"):
+            Path(store_dir, "..", "claimed").touch()
+            while True:
+                pass
+
+
+def fill(store_dir: str) -> None:
+    """Puts more than the process may write to one file, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    with opened(store_dir) as backend:
+        big = part("big", tokens=200_000)
+        try:
+            put(backend, big)
+        except StoreUnavailableError as err:
+            assert err.errno == errno.EFBIG, err
+            assert str(big.array.nbytes) in err.message, err
+            assert store_dir in err.message, err
+            assert "ulimit" in err.hint, err
+        else:
+            raise AssertionError("the put succeeded")
+        assert backend._list("") == []
+        assert os.listdir(Path(store_dir, ".tmp")) == []
+        small = part("small")
+        put(backend, small)
+        assert backend._get(small.name).payload[0] == small.payload
+
+
+def write_unprivileged(store_dir: str) -> None:
+    """Puts into a folder that belongs to somebody else."""
+    drop_privileges()
+    with opened(store_dir) as backend:
+        try:
+            put(backend, part("mine"))
+        except StoreUnavailableError as err:
+            assert err.errno == errno.EACCES, err
+            assert "mode" in err.hint, err
+        else:
+            raise AssertionError("the put succeeded")
+
+
+def read_unprivileged(store_dir: str) -> None:
+    """Reads, lists and waits in a folder that belongs to somebody else."""
+    drop_privileges()
+    item = part("theirs")
+    with opened(store_dir) as backend:
+        assert backend._list("ns/theirs/") == [item.name]
+        assert backend._get(item.name).payload[0] == item.payload
+
+
+def open_unprivileged(store_dir: str) -> None:
+    """Opens a store in a place where this user must not create it."""
+    drop_privileges()
+    try:
+        with opened(store_dir):
+            raise AssertionError("the store opened")
+    except Exception as err:
+        assert type(err).__name__ == "ConfigError", err
+        assert "allowed" in str(err), err
+
+
+def hold_many(store_dir: str, name: str) -> None:
+    """Holds more mappings than the process may have open files."""
+    with opened(store_dir) as backend:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = [backend._get(name).payload[0] for _ in range(500)]
+        assert len({bytes(view[:64]) for view in held}) == 1
+
+
+def drop_privileges() -> None:
+    """Becomes a user whom modes stop."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
+
+
+def use(way: str) -> None:
+    """Makes this process create files as on a file system without hard links, or without more."""
+
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    if way != "link":
+        os.link = no_links  # type: ignore[assignment]
+    if way == "claim":
+        publish._rename_noreplace = lambda *_: False
