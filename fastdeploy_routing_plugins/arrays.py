@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.unsignedinteger[Any]]
 
 LAYOUTS = ("layer_first", "token_first")
-_SAMPLED_ROWS = 1024  # rows looked at for repeated ids; a look at every row would cost ten times the copy
+_SAMPLED_ROWS = 512  # rows looked at for repeated ids; a look at every row would cost ten times the copy
 
 
 def as_numpy(routing: Any) -> npt.NDArray[Any]:

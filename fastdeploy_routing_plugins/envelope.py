@@ -250,17 +250,17 @@ def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
 
 def _digests(payload: memoryview, layers: int, layer_bytes: int, step: int) -> str:
     digest = xxhash.xxh3_64_hexdigest
-    if layer_bytes <= step:
-        return "".join(
-            [digest(payload[at : at + layer_bytes]) for at in range(0, layers * layer_bytes, layer_bytes or 1)]
-        )
-    return "".join(
-        [
-            digest(payload[at : min(at + step, base + layer_bytes)])
-            for base in range(0, layers * layer_bytes, layer_bytes)
-            for at in range(base, base + layer_bytes, step)
-        ]
-    )
+    return "".join([digest(payload[chunk]) for chunk in _chunks(layers, layer_bytes, step)])
+
+
+@lru_cache(maxsize=32)
+def _chunks(layers: int, layer_bytes: int, step: int) -> list[slice]:
+    """Where the chunks of a payload are; rollouts of one length share the answer."""
+    return [
+        slice(at, min(at + step, base + layer_bytes))
+        for base in range(0, layers * layer_bytes, layer_bytes or 1)
+        for at in range(base, base + layer_bytes, step)
+    ]
 
 
 def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int, int], data: memoryview) -> None:
@@ -278,19 +278,18 @@ def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int
     row_bytes = header.schema().row_bytes
     layer_bytes = (tokens[1] - tokens[0]) * row_bytes
     found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes)
-    per_layer = -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)
-    expected = [
-        header.digests[at : at + per_layer * _DIGEST_DIGITS]
-        for layer in range(*layers)
-        for at in [(layer * header.chunks + tokens[0] // CHUNK_TOKENS) * _DIGEST_DIGITS]
-    ]
-    if found == "".join(expected):
+    first, per_layer = tokens[0] // CHUNK_TOKENS, -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)
+    width = header.chunks * _DIGEST_DIGITS
+    begin, end = first * _DIGEST_DIGITS, (first + per_layer) * _DIGEST_DIGITS
+    if end - begin == width:
+        expected = header.digests[layers[0] * width : layers[1] * width]
+    else:
+        expected = "".join(
+            [header.digests[at + begin : at + end] for at in range(layers[0] * width, layers[1] * width, width)]
+        )
+    if found == expected:
         return
-    bad = next(
-        index
-        for index in range(len(found) // _DIGEST_DIGITS)
-        if found[(at := index * _DIGEST_DIGITS) : at + _DIGEST_DIGITS] != "".join(expected)[at : at + _DIGEST_DIGITS]
-    )
+    bad = next(i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other) // _DIGEST_DIGITS
     layer, chunk = divmod(bad, per_layer)
     token = header.tokens[0] + tokens[0] + chunk * CHUNK_TOKENS
     raise CorruptDataError(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 HOOK = "fd_routing_store"
 EXPECTED = f"expected a module with `@hookimpl def {HOOK}() -> StoreSpec`"
+CLASS_HINT = "the entry point names a class; name a module or an instance"
 T = TypeVar("T")
 _TARGET = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
 
@@ -69,12 +70,13 @@ def call_hook(candidate: Candidate, plugin: Any) -> StoreSpec:
         raise _hook_fault(candidate, plugin, err) from err
     if not manager.hook.fd_routing_store.get_hookimpls():
         raise invalid(candidate, _why_no_hook(plugin))
-    results, err = attempt(lambda: list(manager.hook.fd_routing_store()))
+    results, err = attempt(manager.hook.fd_routing_store)
     if isinstance(err, ModuleNotFoundError):
         raise missing_dependency(candidate, err, "its hook") from err
     if err is not None:
-        raise invalid(candidate, f"the hook raised {text_of(err)}", "is it written for another version?") from err
-    return _only_spec(candidate, results or [])
+        hint = CLASS_HINT if inspect.isclass(plugin) else "is it for another version?"
+        raise invalid(candidate, f"{EXPECTED}; the hook raised {text_of(err)}", hint) from err
+    return _only_spec(candidate, results)
 
 
 def check_spec(candidate: Candidate, spec: StoreSpec) -> None:
@@ -194,7 +196,7 @@ def _hook_fault(candidate: Candidate, plugin: Any, err: BaseException) -> Invali
     if unknown is not None:
         mine = f"it implements {unknown[1]}{_signature(plugin, unknown[1])}"
         return invalid(candidate, f"{EXPECTED}, {mine}", did_you_mean(unknown[1], [HOOK]))
-    hint = "the entry point names a class; name a module or an instance" if inspect.isclass(plugin) else ""
+    hint = CLASS_HINT if inspect.isclass(plugin) else ""
     return invalid(candidate, f"{EXPECTED}; {'; '.join(lines) or text_of(err)}", hint)
 
 
@@ -207,7 +209,8 @@ def _why_no_hook(plugin: Any) -> str:
     return f"{EXPECTED}; it has no hook" + (f", only {near[0]!r}" if near else "")
 
 
-def _only_spec(candidate: Candidate, results: list[Any]) -> StoreSpec:
+def _only_spec(candidate: Candidate, found: Any) -> StoreSpec:
+    results = found if isinstance(found, list) else [] if found is None else [found]  # a wrapper may return anything
     for result in results:
         if inspect.iscoroutine(result):
             result.close()

@@ -26,9 +26,10 @@ elif [ "${APT:-yes}" = no ]; then
 elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
     if [ "$(id -u)" = 0 ]; then as_root="env"; else as_root="sudo -n env"; fi
     echo "Installing Debian packages:$missing ..."
-    if ! { $as_root apt-get update -qq &&
+    if ! said=$({ $as_root apt-get update -qq &&
         $as_root DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing; } \
-        >/dev/null </dev/null; then
+        2>&1 </dev/null); then
+        printf '%s\n' "$said"
         echo "apt-get failed:$missing not installed. Nothing in this release needs them."
     fi
 else

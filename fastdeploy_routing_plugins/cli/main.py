@@ -13,12 +13,12 @@ import os
 import sys
 import traceback
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
-from fastdeploy_routing_plugins.cli.output import Output
+from fastdeploy_routing_plugins.cli.output import Output, UnwritableError
 from fastdeploy_routing_plugins.errors import (
     InvalidKeyError,
     InvalidRecordError,
@@ -83,15 +83,23 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any) -> NoReturn:
-        """Runs the command line and exits the process."""
+    def main(
+        self, args: Sequence[str] | None = None, *_: Any, document_stream: TextIO | None = None, **__: Any
+    ) -> NoReturn:
+        """Runs the command line and exits the process.
+
+        Args:
+            args: The command line; ``sys.argv`` unless given.
+            document_stream: Where JSON goes, unless to stdout.
+        """
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         if instruction := os.environ.get(_COMPLETE):
             from click.shell_completion import shell_complete  # noqa: PLC0415 - only the shell asks for it
 
             sys.exit(shell_complete(self, {}, PROGRAM, _COMPLETE, instruction))
-        out = Output(json=_has_flag(arguments, "--json"), debug=_has_flag(arguments, "--debug"))
-        with redirect_stdout(sys.stderr if out.json else sys.stdout):
+        json, debug = _has_flag(arguments, "--json"), _has_flag(arguments, "--debug")
+        out = Output(document_stream or sys.stdout, json=json, debug=debug)
+        with redirect_stdout(sys.stderr if json else sys.stdout):
             code = _run(self, arguments, out)
         sys.exit(code)
 
@@ -110,9 +118,9 @@ def _run(group: click.Group, arguments: list[str], out: Output) -> int:
         out.flush()
     except BrokenPipeError as err:
         return PIPE_CLOSED if out.discard(only_if_unread=True) else _internal(err, out)
-    except OSError as err:  # a full disk behind stdout
+    except UnwritableError as err:
         out.discard()
-        out.note(f"error: cannot write the result: {err.strerror}")
+        out.note(f"error: {err}")
         return 1
     return code
 
@@ -143,7 +151,7 @@ def _outcome(group: click.Group, arguments: list[str], out: Output) -> int:
             traceback.print_exc()
         out.error(err.code, err.message, err.hint)
         return 1
-    except BrokenPipeError:
+    except (BrokenPipeError, UnwritableError):
         raise
     except Exception as err:  # noqa: BLE001 - the last resort: a line for people instead of a traceback
         return _internal(err, out)
@@ -196,18 +204,13 @@ cli = _Commands(
 
 def main() -> NoReturn:
     """Entry point of the console script: runs the command line and exits the process."""
-    if _has_flag(sys.argv[1:], "--json"):
-        _keep_stdout_for_the_document()
+    document_stream = None
+    if _has_flag(sys.argv[1:], "--json") and sys.stdout is not None and sys.stderr is not None:
+        # Everything but the document goes to stderr, even what a library in C prints, and to the last moment.
+        document_stream = open(os.dup(1), "w", encoding="ascii")
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    cli.main()
-
-
-def _keep_stdout_for_the_document() -> None:
-    """Points file descriptor 1 at stderr, so that not even a library in C can write between the JSON."""
-    if sys.stdout is None or sys.stderr is None:
-        return
-    document = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = open(document, "w", encoding="utf-8")  # noqa: SIM115 - closed by the interpreter
+    cli.main(document_stream=document_stream)

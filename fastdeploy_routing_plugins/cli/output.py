@@ -8,7 +8,7 @@ import select
 import sys
 import unicodedata
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,10 @@ class Output:
         debug: Whether tracebacks are shown.
     """
 
-    def __init__(self, *, json: bool = False, debug: bool = False) -> None:
+    def __init__(self, stream: TextIO | None, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
-        self._stream = sys.stdout
+        self._stream = stream  # None if stdout was closed from the start
         self._documents = 0
 
     def document(self, value: dict[str, Any]) -> bool:
@@ -36,8 +36,7 @@ class Output:
         if self.json:
             self._documents += 1
             # ASCII, since a terminal obeys more control characters than JSON escapes by itself.
-            indent = 2 if self._stream is not None and self._stream.isatty() else None
-            self._write(json.dumps(value, ensure_ascii=True, indent=indent))
+            self._write(json.dumps(value, ensure_ascii=True, indent=2 if self._to_people() else None))
         return self.json
 
     def line(self, text: str = "") -> None:
@@ -73,7 +72,7 @@ class Output:
         right = right.ljust(len(headers))
         cells = [[clean(cell) for cell in row] for row in [headers, *rows]]
         widths = [max(_width(row[i]) for row in cells) for i in range(len(headers))]
-        if self._stream.isatty() and sum(widths) + len(_GAP) * (len(widths) - 1) > _columns():
+        if self._to_people() and sum(widths) + len(_GAP) * (len(widths) - 1) > _columns():
             self._fold(cells, right)
             return
         for row in cells:
@@ -128,7 +127,8 @@ class Output:
     def flush(self) -> None:
         """Flushes stdout, so that a closed pipe is noticed here."""
         if self._stream is not None:
-            self._stream.flush()
+            with _unwritable():
+                self._stream.flush()
 
     def discard(self, *, only_if_unread: bool = False) -> bool:
         """Sends what is still to be written, at exit at the latest, nowhere.
@@ -140,8 +140,10 @@ class Output:
             Whether it was done.
         """
         try:
-            fd = self._stream.fileno()
-        except (AttributeError, OSError, ValueError):
+            fd = self._stream.fileno() if self._stream is not None else -1
+        except (OSError, ValueError):
+            return False
+        if fd < 0:
             return False
         if only_if_unread:
             poll = select.poll()
@@ -153,9 +155,27 @@ class Output:
         os.close(devnull)
         return True
 
+    def _to_people(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
     def _write(self, text: str) -> None:
         if self._stream is not None:
-            self._stream.write(text + "\n")
+            with _unwritable():
+                self._stream.write(text + "\n")
+
+
+class UnwritableError(Exception):
+    """Stdout takes nothing more, for another reason than that nobody reads it."""
+
+
+@contextmanager
+def _unwritable() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as err:
+        raise UnwritableError(f"cannot write the result: {err.strerror}") from err
 
 
 def _one_line(text: str) -> str:

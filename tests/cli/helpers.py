@@ -46,7 +46,8 @@ def fd_routing_store():
 def environment(**more: str) -> dict[str, str]:
     """The test's environment without the variables that choose a store."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FD_")}
-    return {**kept, "NO_COLOR": "", **more}
+    kept.pop("PYTHONUNBUFFERED", None)  # hides what happens when output is written at exit
+    return {**kept, **more}
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -103,8 +103,9 @@ def test_a_missing_dependency_in_the_hook_is_named(site: Site) -> None:
 
 
 def test_a_preflight_may_raise_errors_of_the_package(site: Site) -> None:
-    need = "def need(config):\n    from fastdeploy_routing_plugins.errors import ConfigError\n    raise ConfigError('no')\n"
-    assert resolve(site, PLUGIN + need + "@hookimpl\ndef fd_routing_store(): return spec(preflight=need)").text == "no"
+    need = "from fastdeploy_routing_plugins.errors import ConfigError\ndef need(config): raise ConfigError('no')\n"
+    hook = "@hookimpl\ndef fd_routing_store(): return spec(preflight=need)"
+    assert resolve(site, PLUGIN + need + hook).text == "no"
 
 
 @pytest.mark.parametrize("field", ["preflight", "load_config", "create"])
@@ -119,7 +120,7 @@ def test_plugin_code_that_fails_is_the_plugins_fault(site: Site, field: str) -> 
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
-        ("@hookimpl\ndef fd_routing_stor(): return spec()", "it implements fd_routing_stor(); did you mean"),
+        ("@hookimpl\ndef fd_routing_stor(): return spec()", "it implements fd_routing_stor() (did you mean"),
         ("@hookimpl\ndef fd_routing_store(config): return spec()", "hookimpl definition: fd_routing_store(config)"),
         ("def fd_routing_store(): return spec()", "its fd_routing_store() lacks our @hookimpl"),
         ("", "it has no hook"),
@@ -127,7 +128,7 @@ def test_plugin_code_that_fails_is_the_plugins_fault(site: Site, field: str) -> 
         ("@hookimpl\ndef fd_routing_store(): return {'name': 'demo'}", "expected a StoreSpec, got a dict"),
         ("@hookimpl\ndef fd_routing_store(): return StoreSpec", "expected a StoreSpec, got a type"),
         ("@hookimpl\nasync def fd_routing_store(): return spec()", "the hook is `async def`"),
-        ("@hookimpl\ndef fd_routing_store(): return [spec(), spec(name='more')]", "got a list of 2: StoreSpec(name='demo'"),
+        ("@hookimpl\ndef fd_routing_store(): return [spec(), spec(name='more')]", "got a list of 2: StoreSpec("),
         (
             "@hookimpl(specname='fd_routing_store')\ndef one(): return spec()\n"
             "@hookimpl(specname='fd_routing_store')\ndef two(): return spec(name='two')",
@@ -140,8 +141,7 @@ def test_plugin_code_that_fails_is_the_plugins_fault(site: Site, field: str) -> 
 )  # fmt: skip
 def test_a_wrong_hook_says_what_was_expected_and_what_came(site: Site, hook: str, reason: str) -> None:
     result = resolve(site, PLUGIN + hook)
-    text = result.text.replace(" (did", "; did")
-    assert (result.error, reason in text, "xpected" in text) == ("InvalidPluginError", True, True)
+    assert (result.error, reason in result.text, "expected " in result.text) == ("InvalidPluginError", True, True)
 
 
 def test_a_wrong_hook_is_told_in_short_form(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""A server that forks children; see ``helpers.Children``. Run as ``python -m stores.forks MODULE``."""
+"""A server that forks children; see ``helpers.Children``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,3 @@ def run_and_exit(function: object, args: list[str]) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from fastdeploy_routing_plugins.names import ObjectName
 
-TESTS = Path(__file__).parents[1]
+# The tests' folder comes last on the path: names of its packages must not hide the standard library's.
+_SERVER = "import sys; sys.path.append(sys.argv[1]); from stores.forks import serve; serve(sys.argv[2])"
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,7 @@ class Children:
 
     def __init__(self, module: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "stores.forks", module],
-            cwd=TESTS,
+            [sys.executable, "-c", _SERVER, str(Path(__file__).parents[1]), module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
