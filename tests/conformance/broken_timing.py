@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 
-from fastdeploy_routing_plugins.backend import Blob, BlockingBackend
+from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import AlreadyExistsError, NotFoundError, StoreUnavailableError
 from reference import AsyncFolder, Folder
 
@@ -18,17 +18,10 @@ from reference import AsyncFolder, Folder
 class OpensOnce(Folder):
     def _open(self):
         super()._open()
-        try:
-            os.link(self.temporary.parent / ".lock", self.temporary / "lock")
-        except FileNotFoundError:
-            (self.temporary.parent / ".lock").touch()
-            os.link(self.temporary.parent / ".lock", self.temporary / "lock")
+        os.close(os.open(self.temporary / "lock", os.O_CREAT | os.O_EXCL))
 
     def _close(self):
         (self.temporary / "lock").unlink(missing_ok=True)
-
-    def _list(self, prefix):
-        return [name for name in super()._list(prefix) if name != ".lock"]
 
 
 class HangsOnClose(AsyncFolder):
@@ -265,11 +258,3 @@ class WaitsInTurn(Folder):
             names = super()._wait(prefix, seen, deadline)
             time.sleep(0.2)
             return names
-
-
-class DeclaresNoWait(Folder):
-    """Has a wait of its own; the table does not declare it."""
-
-
-class ListsOutOfDate(Folder):
-    _wait = BlockingBackend._wait

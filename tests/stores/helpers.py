@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import default_rng
 
 from fastdeploy_routing_plugins import envelope
 from fastdeploy_routing_plugins.backend import Buffer
@@ -109,7 +110,7 @@ def seal(rollout_id: str = "x:1", total: int = 5, *, namespace: str = "ns") -> I
 def content(seed: str, size: int) -> bytes:
     """Returns ``size`` bytes that follow from ``seed``, fast."""
     key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
-    return np.random.default_rng(key).bytes(size)
+    return default_rng(key).bytes(size)
 
 
 def prefix_of(rollout_id: str = "x:1", *, namespace: str = "ns", choice: int = 0) -> str:

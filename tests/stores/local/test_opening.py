@@ -13,10 +13,12 @@ import pytest
 from fastdeploy_routing_plugins.errors import ConfigError, RoutingError, StoreClosedError
 from fastdeploy_routing_plugins.stores.local.config import LocalConfig
 
-from ..helpers import Children, descriptors, opened, part, put
+from ..helpers import descriptors, opened, part, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..helpers import Children
 
 ITEM = part()
 
@@ -154,13 +156,11 @@ def test_a_relative_path_is_fixed_when_the_store_is_made(tmp_path: Path, monkeyp
         assert (tmp_path / "store" / "ns").exists()
 
 
-def test_eight_processes_may_create_the_same_store_at_once(tmp_path: Path) -> None:
-    children = Children("stores.local.children")
+def test_eight_processes_may_create_the_same_store_at_once(tmp_path: Path, children: Children) -> None:
     codes = []
     for attempt in range(5):
         pids = [children.start("write_some", tmp_path / f"s{attempt}", f"w{me}", 3) for me in range(8)]
         codes += [children.wait(pid) for pid in pids]
-    children.close()
     assert codes == [0] * 40
 
 
@@ -176,23 +176,19 @@ def test_files_and_folders_get_what_the_umask_leaves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", ["write_unprivileged", "read_unprivileged"])
-def test_a_user_who_may_only_read_gets(public: Path, function: str) -> None:
+def test_a_user_who_may_only_read_gets(public: Path, function: str, children: Children) -> None:
     with opened(public / "s") as backend:
         put(backend, part("theirs"))
     for path in (public / "s").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
     (public / "s").chmod(0o555)
-    children = Children("stores.local.children")
     code = children.wait(children.start(function, public / "s"))
-    children.close()
     assert code == 0
 
 
-def test_a_folder_that_this_user_may_not_create_is_a_fault_of_the_configuration(public: Path) -> None:
+def test_a_folder_that_this_user_may_not_create_is_a_fault_of_the_configuration(public: Path, children: Children) -> None:
     (public / "p").mkdir(0o555)
-    children = Children("stores.local.children")
     code = children.wait(children.start("open_unprivileged", public / "p" / "s"))
-    children.close()
     assert code == 0
 
 

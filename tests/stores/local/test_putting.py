@@ -19,10 +19,12 @@ from fastdeploy_routing_plugins.errors import (
 )
 from fastdeploy_routing_plugins.stores.local import layout, publish
 
-from ..helpers import Children, content, opened, part, put, seal
+from ..helpers import content, opened, part, put, seal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ..helpers import Children
 
 ITEM = part(tokens=40, total=40)
 WAYS = ["link", "rename", "claim"]
@@ -161,10 +163,8 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert (backend._list(""), os.listdir(tmp_path / ".tmp")) == ([], [])
 
 
-def test_a_full_disk_is_typed_and_leaves_nothing(tmp_path: Path) -> None:
-    children = Children("stores.local.children")
+def test_a_full_disk_is_typed_and_leaves_nothing(tmp_path: Path, children: Children) -> None:
     code = children.wait(children.start("fill", tmp_path))
-    children.close()
     assert code == 0
 
 

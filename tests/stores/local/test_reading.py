@@ -13,10 +13,12 @@ import pytest
 from fastdeploy_routing_plugins.errors import CorruptDataError, NotFoundError
 from fastdeploy_routing_plugins.stores.local import layout, mapping
 
-from ..helpers import Children, descriptors, opened, part, put
+from ..helpers import descriptors, opened, part, put
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ..helpers import Children
 
 SMALL = part(tokens=40, total=40)
 LARGE = part("large", tokens=40_000, total=40_000)
@@ -157,12 +159,10 @@ def test_memory_is_given_back_with_its_last_view(tmp_path: Path) -> None:
         assert (held, maps()) == (10, 0)
 
 
-def test_records_that_are_held_need_no_descriptors(tmp_path: Path) -> None:
+def test_records_that_are_held_need_no_descriptors(tmp_path: Path, children: Children) -> None:
     with opened(tmp_path) as backend:
         put(backend, LARGE)
-    children = Children("stores.local.children")
     code = children.wait(children.start("hold_many", tmp_path, LARGE.name))
-    children.close()
     assert code == 0
 
 
