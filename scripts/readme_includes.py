@@ -8,6 +8,7 @@ A block stands between two comments::
     <!-- file: examples/x.py -->    the file, as a fenced block
     <!-- options: local -->         the options of a store, as ``describe`` knows them, as a table
     <!-- run: fd-routing list -->   a command and what it prints
+    <!-- rows: fd-routing list -->  the same, where further rows do not matter
     <!-- session: A && B -->        commands and what they print, after the page's runnable Python
     <!-- end -->
 """
@@ -29,7 +30,7 @@ from fastdeploy_routing_plugins.spec import ENTRY_POINT_GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-BLOCK = re.compile(r"(<!-- (file|options|run|session): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (file|options|run|rows|session): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
 SESSION = '{"routing_store_type": "local", "routing_store_config": {"store_dir": "./routing", "namespace": "run-42"}}'
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "sh"}
@@ -40,16 +41,24 @@ def refresh(text: str) -> tuple[str, list[str]]:
     stale: list[str] = []
     python = "\n".join(RUNNABLE.findall(text))
     blocks = {"file": file_block, "options": options_block, "run": lambda what: run_block([what])}
+    blocks["rows"] = blocks["run"]
     blocks["session"] = lambda what: run_block(what.split(" && "), python, SESSION)
 
     def replace(match: re.Match[str]) -> str:
         begin, kind, what, old, end = match.groups()
         new = blocks[kind](what)
+        if kind == "rows" and words(old) and words(old) <= words(new):
+            new = old  # another environment offers more
         if new != old:
             stale.append(f"{kind}: {what}")
         return f"{begin}{new}{end}"
 
     return BLOCK.sub(replace, text), stale
+
+
+def words(block: str) -> set[tuple[str, ...]]:
+    """Returns a block's lines without their spacing."""
+    return {tuple(line.split()) for line in block.splitlines()}
 
 
 def file_block(path: str) -> str:

@@ -139,6 +139,7 @@ def check_third_party(folder: Path, wheel: Path) -> None:
     run(bin_ / "python", "-c", ROUND_TRIP, "sqlite", "path", folder / "store.sqlite3")
     options = json.dumps({"path": str(folder / "store.sqlite3")})
     run(bin_ / "fd-routing", "check", "sqlite", "--config", options)
+    run(bin_ / "fd-routing", "check", "sqlite", "--config", f"@{ROOT / 'examples' / 'engine' / 'sqlite.json'}")
     run(bin_ / "fd-routing", "try", "--store", "sqlite", "--config", options)
 
     where = run(bin_ / "python", "-c", "import fd_routing_sqlite.plugin as p; print(p.__file__)").strip()

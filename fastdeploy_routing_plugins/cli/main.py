@@ -204,13 +204,13 @@ cli = _Commands(
 
 def main() -> NoReturn:
     """Entry point of the console script: runs the command line and exits the process."""
-    document_stream = None
-    if _has_flag(sys.argv[1:], "--json") and sys.stdout is not None and sys.stderr is not None:
-        # Everything but the document goes to stderr, even what a library in C prints, and to the last moment.
-        document_stream = open(os.dup(1), "w", encoding="ascii")
-        os.dup2(2, 1)
-        sys.stdout = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    cli.main(document_stream=document_stream)
+    if _has_flag(sys.argv[1:], "--json") and sys.stdout is not None and sys.stderr is not None:
+        # Everything but the document goes to stderr, even what a library in C prints, and to the last moment.
+        with open(os.dup(1), "w", encoding="ascii") as document_stream:
+            os.dup2(2, 1)
+            sys.stdout = sys.stderr
+            cli.main(document_stream=document_stream)
+    cli.main()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..backend import Blob, Buffer
-from ..keys import MAX_ATTEMPT, MAX_CHOICE, RoutingKey, encode_namespace
+from ..keys import MAX_ATTEMPT, MAX_CHOICE, MAX_COMPONENT, RoutingKey, encode_namespace
 from ..names import MAX_TOKENS, Part, PartName, SealName, object_name
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ def seal_sample(namespace: str, rollout_id: str, total: int) -> Sample:
 
 
 def longest_samples(namespace: str) -> list[Sample]:
-    """Makes two objects with the longest names there are, which differ in the last digit only."""
+    """Makes two objects with the longest names there are, 377 characters, which differ close to the end only."""
+    namespace = namespace.rjust(MAX_COMPONENT, "n")
     key = RoutingKey("m" * 128, MAX_CHOICE, "k" * 32)
     made = []
     for total_layers in (99_998, 99_999):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 _IDS = ("x", "x:1", "x:10", "x:1:0", "a/b", "a_b", "axb", "..", "Run", "run", "\N{SNOWMAN}", "l" * 300)
 _ENDS = ("", "b", "/")  # namespaces that are neighbours
 
-NAMES = st.tuples(st.sampled_from(_ENDS), st.sampled_from(_IDS), st.integers(0, 2))
+What: TypeAlias = "int | tuple[str, str, int]"
+WHAT: st.SearchStrategy[What] = st.one_of(
+    st.integers(0, 3), st.tuples(st.sampled_from(_ENDS), st.sampled_from(_IDS), st.integers(0, 2))
+)
+"""An object: a number means one that was put lately, so that the same names come again; else namespace, id, token."""
 
 
 def run_stateful(
@@ -31,8 +35,8 @@ def run_stateful(
     namespace: str,
     *,
     settle: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    examples: int = 12,
-    steps: int = 25,
+    examples: int = 20,
+    steps: int = 30,
 ) -> None:
     """Runs random operations on a store that can read and list, and on a dict, and compares.
 
@@ -97,14 +101,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.run_operation = run
         self.namespace = namespace
         self.model: dict[str, Sample] = {}
+        self.lately: list[tuple[str, str, int]] = [("", "x", 0)]
 
-    def _sample(self, what: tuple[str, str, int], version: int = 0) -> Sample:
-        end, rollout_id, at = what
+    def _place(self, what: What) -> tuple[str, str, int]:
+        return self.lately[-1 - what % len(self.lately)] if isinstance(what, int) else what
+
+    def _sample(self, what: What, version: int = 0) -> Sample:
+        end, rollout_id, at = self._place(what)
         item = sample(f"{self.namespace}{end}", rollout_id, at=at, size=40)
         return Sample(item.name, b"KIT %d" % version, content(f"{item.name} {version}", 40), item.shape)
 
-    @rule(what=NAMES, version=st.integers(0, 3), handle=st.integers(0, 1))
-    def put(self, what: tuple[str, str, int], version: int, handle: int) -> None:
+    @rule(what=WHAT, version=st.integers(0, 3), handle=st.integers(0, 1))
+    def put(self, what: What, version: int, handle: int) -> None:
         """Creates an object, or is told which one is there."""
         item = self._sample(what, version)
         put = self.handles[handle]._put(item.name, item.header, item.buffer())
@@ -115,9 +123,10 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.run_operation(put)
             self.model[item.name] = item
+            self.lately.append(self._place(what))
 
-    @rule(what=NAMES, handle=st.integers(0, 1))
-    def get(self, what: tuple[str, str, int], handle: int) -> None:
+    @rule(what=WHAT, handle=st.integers(0, 1))
+    def get(self, what: What, handle: int) -> None:
         """Gets an object, or is told that there is none."""
         name = self._sample(what).name
         get = self.handles[handle]._get(name)
@@ -127,26 +136,26 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(AbsentError):
                 self.run_operation(get)
 
-    @rule(what=st.lists(NAMES, max_size=4, unique=True), handle=st.integers(0, 1))
-    def delete(self, what: list[tuple[str, str, int]], handle: int) -> None:
+    @rule(what=st.lists(WHAT, max_size=4, unique=True), handle=st.integers(0, 1))
+    def delete(self, what: list[What], handle: int) -> None:
         """Deletes some objects, known and unknown."""
-        names = [self._sample(each).name for each in what]
+        names = sorted({self._sample(each).name for each in what})
         assert self.run_operation(self.handles[handle]._delete(names)) == sum(name in self.model for name in names)
         for name in names:
             self.model.pop(name, None)
 
-    @rule(what=NAMES, length=st.integers(0, 400), handle=st.integers(0, 1))
-    def clear(self, what: tuple[str, str, int], length: int, handle: int) -> None:
+    @rule(what=WHAT, length=st.integers(0, 400), handle=st.integers(0, 1))
+    def clear(self, what: What, length: int, handle: int) -> None:
         """Deletes what begins with some beginning of a name, of a namespace at least."""
         name = self._sample(what).name
-        prefix = name[: max(length, len(root(f"{self.namespace}{what[0]}")))]
+        prefix = name[: max(length, len(root(f"{self.namespace}{self._place(what)[0]}")))]
         gone = [name for name in self.model if name.startswith(prefix)]
         assert self.run_operation(self.handles[handle]._clear(prefix)) == len(gone)
         for name in gone:
             del self.model[name]
 
-    @rule(what=NAMES, length=st.integers(0, 400), handle=st.integers(0, 1))
-    def list_some(self, what: tuple[str, str, int], length: int, handle: int) -> None:
+    @rule(what=WHAT, length=st.integers(0, 400), handle=st.integers(0, 1))
+    def list_some(self, what: What, length: int, handle: int) -> None:
         """Lists what begins with some beginning of a name."""
         prefix = self._sample(what).name[: max(length, len(self.namespace))]
         expected = sorted(name for name in self.model if name.startswith(prefix))

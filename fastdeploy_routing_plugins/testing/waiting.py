@@ -89,7 +89,7 @@ class WaitingTests(ConformanceBase):
         async with kit.backend() as backend, kit.backend() as other:
             await other._put(item.name, item.header, item.buffer())
             await kit.settle()
-            wait = asyncio.create_task(_wait(backend, kit.root, [item.name]))
+            wait = asyncio.create_task(_wait(backend, kit.root, [item.name], 2.0))
             await asyncio.sleep(0.1)
             await other._delete([item.name])
             deleted = time.monotonic()
@@ -118,7 +118,7 @@ class WaitingTests(ConformanceBase):
         assert overrides(kit.resolved.create_backend(), "_wait") == (NOTIFY in kit.capabilities)
 
 
-async def _wait(backend: Backend, prefix: str, seen: list[str]) -> tuple[list[str], float]:
+async def _wait(backend: Backend, prefix: str, seen: list[str], limit: float = PATIENCE) -> tuple[list[str], float]:
     """Returns the listing and the moment at which the wait ended."""
-    names = await backend._wait(prefix, seen, time.monotonic() + PATIENCE)
+    names = await backend._wait(prefix, seen, time.monotonic() + limit)
     return names, time.monotonic()

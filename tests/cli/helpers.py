@@ -7,11 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from click.testing import CliRunner
 
 from fastdeploy_routing_plugins import RoutingSchema
+from fastdeploy_routing_plugins.cli.main import cli
+
+if TYPE_CHECKING:
+    from click.testing import Result
 
 COMMAND = Path(sys.executable).with_name("fd-routing")
 SCHEMA = RoutingSchema(num_experts=64, top_k=4, layer_ids=range(1, 7))
@@ -58,6 +63,17 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+def invoke(*arguments: str, input: str | None = None) -> Result:
+    """Runs the command in this process, which is quicker; for what does not depend on the process."""
+    return CliRunner().invoke(cli, arguments, input=input, catch_exceptions=False)
+
+
+def invoke_json(*arguments: str) -> dict[str, Any]:
+    """Runs the command in this process and returns its document."""
+    document: dict[str, Any] = json.loads(invoke(*arguments, "--json").stdout)
+    return document
+
+
 def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
     """Starts ``fd-routing``."""
     return subprocess.Popen(
@@ -101,7 +117,9 @@ def install(
         (folder / f"{module}.py").write_text(code.replace("NAME", repr(name)))
     info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
-    metadata = metadata if metadata is not None else f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    metadata = (
+        metadata if metadata is not None else f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
     entry_points = entry_points if entry_points is not None else f"[{GROUP}]\n{name} = {target or module}\n"
     for file, text in (("METADATA", metadata), ("entry_points.txt", entry_points)):
         (info / file).write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import broken_objects as objects
 import broken_timing as timing
-from fastdeploy_routing_plugins.spec import Capability, StoreSpec
 from reference import AsyncFolder, Folder, FolderConfig
+
+from fastdeploy_routing_plugins.spec import Capability, StoreSpec
 
 BASIC = Capability.READ | Capability.LIST
 EVERYTHING = BASIC | Capability.NOTIFY | Capability.RANGE | Capability.RETAIN
@@ -84,11 +85,17 @@ BROKEN = {
         objects.CannotRead, "test_read_is_declared_honestly", passes=(*HANDLES, "test_listing_is_sorted")
     ),
     "reads_without_declaring": fault(
-        Folder, "test_read_is_declared_honestly", capabilities=Capability.LIST | Capability.NOTIFY | Capability.RETAIN
+        Folder,
+        "test_read_is_declared_honestly",
+        capabilities=EVERYTHING & ~Capability.READ & ~Capability.RANGE,
+        passes=(*HANDLES, *LISTS),
     ),
     "declares_list_and_cannot": fault(objects.CannotList, "test_list_is_declared_honestly", passes=(*HANDLES, *READS)),
     "lists_without_declaring": fault(
-        Folder, "test_list_is_declared_honestly", capabilities=EVERYTHING & ~Capability.LIST
+        Folder,
+        "test_list_is_declared_honestly",
+        capabilities=EVERYTHING & ~Capability.LIST,
+        passes=(*HANDLES, *READS),
     ),
     "declares_ranges_and_cannot": fault(
         objects.IgnoresRanges, "test_ranges_are_exact", "test_range_is_declared_honestly"
@@ -116,7 +123,11 @@ BROKEN = {
     "closes_only_if_open": fault(timing.ClosesOnlyIfOpen, "test_close_without_open_is_harmless"),
     "wipes_at_open": fault(timing.WipesAtOpen, "test_opening_and_closing_change_nothing"),
     "forgets_at_close": fault(timing.ForgetsAtClose, "test_data_survives_reopening"),
-    "knows_one_loop": fault(timing.KnowsOneLoop, "test_works_in_a_second_event_loop"),
+    "knows_one_loop": fault(
+        timing.KnowsOneLoop,
+        "test_works_in_a_second_event_loop",
+        passes=("test_opens_in_time", "test_absence_is_an_error"),
+    ),
     "blocks_the_loop": fault(timing.BlocksTheLoop, "test_event_loop_stays_responsive"),
     "leaks": fault(timing.Leaks, "test_nothing_leaks"),
     # at the same time
@@ -136,7 +147,9 @@ BROKEN = {
     "wakes_late": fault(timing.WakesLate, "test_wait_ends_at_the_deadline", passes=(*HANDLES, *READS)),
     "waits_though_it_is_late": fault(timing.WaitsThoughItIsLate, "test_wait_past_the_deadline_returns_the_listing"),
     "waits_for_the_next_change": fault(timing.WaitsForTheNextChange, "test_wait_ends_at_once_if_the_listing_differs"),
-    "wakes_for_puts_only": fault(timing.WakesForPutsOnly, "test_wait_ends_after_a_delete"),
+    "wakes_for_puts_only": fault(
+        timing.WakesForPutsOnly, "test_wait_ends_after_a_delete", capabilities=BASIC | Capability.NOTIFY
+    ),
     "polls_slowly": fault(timing.PollsSlowly, "test_wait_ends_after_a_put_of_another_process"),
     "waits_in_turn": fault(timing.WaitsInTurn, "test_many_waits_at_once"),
 }

@@ -8,10 +8,11 @@ import shutil
 import time
 from pathlib import Path
 
+from reference import Folder
+
 from fastdeploy_routing_plugins.backend import Blob, BlockingBackend, Buffer
 from fastdeploy_routing_plugins.errors import AbsentError, AlreadyExistsError, NotFoundError, StoreUnavailableError
 from fastdeploy_routing_plugins.keys import decode_component
-from reference import Folder
 
 # --- bytes --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class FoldsNames(Folder):
 
 class CutsNames(Folder):
     def path(self, name):
-        return super().path(name[:370])
+        return super().path(name[:360])
 
 
 # --- listing ------------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ import shutil
 import threading
 import time
 
+from reference import AsyncFolder, Folder
+
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import AlreadyExistsError, NotFoundError, StoreUnavailableError
-from reference import AsyncFolder, Folder
 
 # --- opening and closing ------------------------------------------------------------------------------------------
 
@@ -234,10 +235,10 @@ class WaitsForTheNextChange(Folder):
         return super()._wait(prefix, self._list(prefix), deadline)
 
 
-class WakesForPutsOnly(Folder):
-    def _wait(self, prefix, seen, deadline):
-        while not set(names := self._list(prefix)) - set(seen) and time.monotonic() < deadline:
-            time.sleep(0.005)
+class WakesForPutsOnly(AsyncFolder):
+    async def _wait(self, prefix, seen, deadline):
+        while not set(names := await self._list(prefix)) - set(seen) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
         return names
 
 
@@ -256,5 +257,5 @@ class WaitsInTurn(Folder):
     def _wait(self, prefix, seen, deadline):
         with self.turn:
             names = super()._wait(prefix, seen, deadline)
-            time.sleep(0.2)
+            time.sleep(0.5)
             return names

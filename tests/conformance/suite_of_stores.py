@@ -1,10 +1,11 @@
-"""One class of the kit for each sound and each broken store; run by ``test_broken_stores``, not collected by itself."""
+"""One class of the kit for each sound and each broken store; ``test_broken_stores`` runs it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from broken import BROKEN, SOUND
+
 from fastdeploy_routing_plugins.testing import BackendConformance
 
 

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from broken import BROKEN, SOUND  # noqa: E402 - found beside this file
+
 from fastdeploy_routing_plugins.testing import BackendConformance  # noqa: E402
 
 PLUGIN = """\

@@ -66,11 +66,6 @@ def test_engine_config_resolves(store):
     assert resolve((ENGINE / f"{store}.json").read_text(), environ={}).name == store
 
 
-def test_engine_config_for_a_third_party_store_needs_its_package():
-    with pytest.raises(UnknownStoreError):
-        resolve(f"@{ENGINE / 'sqlite.json'}", environ={})
-
-
 def test_rdma_is_not_claimed_before_it_is_there():
     with pytest.raises(UnknownStoreError):
         resolve((ENGINE / "rdma.json").read_text(), environ={})

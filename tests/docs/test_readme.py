@@ -53,7 +53,7 @@ def test_every_command_is_described():
 
 def test_every_make_target_exists():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"`?make ([a-z-]+)", README))
+    targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE))
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 

@@ -133,12 +133,9 @@ def is_whole(backend: LocalBackend, name: str) -> bool:
     blob = backend._get(name)
     header = envelope.decode_header(blob.header, name=name)
     if not isinstance(header, envelope.PartHeader):
-        return not len(blob.payload[0])
-    data = memoryview(blob.payload[0])
-    layer_bytes = header.what().layer_bytes
-    for layer in range(header.part().num_layers):
-        envelope.verify_chunks(header, layer, 0, data[layer * layer_bytes : (layer + 1) * layer_bytes])
-    return True
+        return len(blob.payload[0]) == 0
+    payload = memoryview(blob.payload[0])
+    return envelope.digest_payload(payload, header.part(), header.schema().row_bytes) == header.digests
 
 
 @contextlib.contextmanager

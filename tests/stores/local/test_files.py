@@ -204,7 +204,9 @@ class _Pretended(Buffer):
 
 
 @given(st.data())
-def test_a_damaged_file_is_corrupt_or_what_its_header_says(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_damaged_file_is_corrupt_or_what_its_header_says(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     whole = bytearray(bytes_of(ITEM))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(whole) - NBYTES - 1))

@@ -186,7 +186,9 @@ def test_a_user_who_may_only_read_gets(public: Path, function: str, children: Ch
     assert code == 0
 
 
-def test_a_folder_that_this_user_may_not_create_is_a_fault_of_the_configuration(public: Path, children: Children) -> None:
+def test_a_folder_that_this_user_may_not_create_is_a_fault_of_the_configuration(
+    public: Path, children: Children
+) -> None:
     (public / "p").mkdir(0o555)
     code = children.wait(children.start("open_unprivileged", public / "p" / "s"))
     assert code == 0

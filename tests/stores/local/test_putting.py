@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -248,18 +250,17 @@ def test_threads_may_put_and_get_at_once(tmp_path: Path) -> None:
 # --- claims, the last resort ------------------------------------------------------------------------------------------
 
 
-def test_a_claim_of_a_dead_process_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(tmp_path) as backend:
-        root = backend._opened()
-        with root.child(".tmp", create=True) as folder:
-            claim = publish._claim(folder, "ns/r/f")
-            claim.__enter__()
-            name = os.listdir(tmp_path / ".tmp")[0]
-        claim.__exit__(None, None, None)
-        (tmp_path / ".tmp" / name).touch()  # as its owner's death leaves it: unlocked
-        with root.child(".tmp") as folder, publish._claim(folder, "ns/r/f"):
+def test_a_claim_of_a_dead_process_is_broken(tmp_path: Path, children: Children) -> None:
+    with opened(tmp_path / "s") as backend:
+        pid = children.start("claim_forever", tmp_path / "s")
+        while not (tmp_path / "claimed").exists():
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        children.wait(pid)
+        assert len(os.listdir(tmp_path / "s" / ".tmp")) == 1
+        with backend._opened().child(".tmp") as folder, publish._claim(folder, "ns/r/f"):
             pass
-        assert os.listdir(tmp_path / ".tmp") == []
+        assert os.listdir(tmp_path / "s" / ".tmp") == []
 
 
 def test_a_claim_of_a_living_process_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
