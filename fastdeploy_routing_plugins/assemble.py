@@ -99,7 +99,6 @@ class Attempts:
 
         Raises:
             NotFoundError: there is no attempt, or none from ``min_attempt`` on.
-            ConflictError: the attempt contradicts itself.
         """
         number = self.highest
         if number < 0:
@@ -107,11 +106,17 @@ class Attempts:
         if number < min_attempt:
             raise NotFoundError(f"only attempt {number} of {key} is stored, at least {min_attempt} is asked for")
         parts = self.parts(number)
-        total_layers, total_tokens = self.totals(number)
+        total_layers, total_tokens, problem = 0, None, ""
         missing: tuple[Part, ...] = ()
         state: State = "pending"
+        try:
+            total_layers, total_tokens = self.totals(number)
+        except ConflictError as err:
+            problem = err.message
         if self.aborted(number):
             state = "aborted"
+        elif problem:
+            state = "conflict"
         elif total_tokens is not None and total_layers:
             missing = uncovered(parts, Part((0, total_tokens), (0, total_layers)))
             state = "incomplete" if missing else "complete"
@@ -119,7 +124,7 @@ class Attempts:
             state = "complete" if parts else "pending"
         nbytes = sum(part.nbytes for part in parts)
         return RolloutStatus(
-            key, state, number, parts, total_layers, total_tokens, missing, nbytes, tuple(self.objects)
+            key, state, number, parts, total_layers, total_tokens, missing, nbytes, tuple(self.objects), problem
         )
 
     def check_new(self, key: RoutingKey, attempt: int, what: PartName | SealName) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from .errors import ConfigError, InvalidPluginError
+from .faults import attempt, text_of
 from .keys import DEFAULT_NAMESPACE, encode_namespace
 from .options import HIDDEN, Option, OptionInfo, describe, is_sequence, options_of
 from .suggest import did_you_mean
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 MAX_PRODUCER = 200
-_PASSWORD = re.compile(r"((?:://|,)[^\s/?#:@,]*:)[^\s@]+?@")
+_PASSWORD = re.compile(r"((?:://|,)[^\s/?#:@,]*:)[^\s@]{1,200}?@")
 T = TypeVar("T")
 
 
@@ -154,15 +155,14 @@ def _build(config_class: type[T], said: Mapping[str, list[Item]], problems: list
         problems += wrong
     if not complete:
         return None
-    try:
-        return config_class(**values)
-    except ConfigError as err:
+    config, err = attempt(lambda: config_class(**values))
+    if isinstance(err, ConfigError):
         problems += err.facts.get("problems", (err.message,))
-    except ValueError as err:
+    elif isinstance(err, ValueError):
         problems.append(str(err))
-    except TypeError as err:
-        raise InvalidPluginError(f"{config_class.__qualname__} cannot be built from its own fields: {err}") from err
-    return None
+    elif err is not None:
+        raise InvalidPluginError(f"{config_class.__qualname__} cannot be built: {text_of(err)}") from err
+    return config
 
 
 def _hear(option: Option, items: list[Item]) -> tuple[list[Any], list[str]]:
@@ -177,7 +177,7 @@ def _hear(option: Option, items: list[Item]) -> tuple[list[Any], list[str]]:
             try:
                 typed = option.convert(os.fspath(value) if isinstance(value, os.PathLike) else value, text=item.text)
                 _check_value(typed)
-            except ValueError as err:
+            except (msgspec.ValidationError, ValueError) as err:
                 problems.append(f"option {option.name!r}: {_reason(option, err, value)} (from {item.source})")
                 continue
             if all(typed != other for other, _ in heard):
@@ -218,7 +218,7 @@ def _plain(option: Option, value: Any) -> Any:
     return plain
 
 
-def _reason(option: Option, err: ValueError, value: Any) -> str:
+def _reason(option: Option, err: Exception, value: Any) -> str:
     if option.info.secret:
         return f"expected {option.info.type}, got something else, which is not shown because it is secret"
     shown = repr(_mask(value))

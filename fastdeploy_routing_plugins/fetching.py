@@ -98,6 +98,11 @@ async def wait_until_readable(
             status = Attempts.parse(prefix, names).status(query.key, min_attempt=query.min_attempt)
             if status.state == "aborted":
                 raise await _aborted(objects, prefix, status)
+            if status.state == "conflict":
+                raise ConflictError(
+                    f"attempt {status.attempt} of {status.key} contradicts itself: {status.problem}",
+                    hint="delete the rollout and produce it again, or put it with a higher attempt",
+                )
             if query.layer_ids is not None and status.parts:
                 header = await objects.part_header(f"{prefix}{status.attempt:019d}/{status.parts[0]}")
                 query = replace(query, layer_ids=None, layers=_positions(header.schema(), query.layer_ids))

@@ -172,6 +172,8 @@ async def verify(objects: Objects, status: RolloutStatus, namespace: str) -> Ver
     problems: list[str] = []
     if status.state in ("incomplete", "pending"):
         problems.append(absence(status, status.missing).message)
+    if status.state == "conflict":
+        problems.append(status.problem)
     schema: RoutingSchema | None = None
     seen: list[tuple[reading.Piece, IntArray]] = []
     nbytes = 0

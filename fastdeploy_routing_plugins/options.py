@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from .errors import InvalidPluginError
+from .faults import attempt, text_of
 
 HIDDEN = "***"
 _SCALARS = (str, int, float, bool, type(None))
@@ -81,26 +82,38 @@ def options_of(config_class: Any) -> tuple[Option, ...]:
 
 
 def _option(config_class: type[Any], f: dataclasses.Field[Any], hint: Any) -> Option:
+    what = f"option {f.name!r} of {config_class.__qualname__}"
     unfit = InvalidPluginError(
-        f"option {f.name!r} of {config_class.__qualname__} has the type {_type_text(hint)}, which JSON cannot express",
+        f"{what} has the type {_type_text(hint)}, which JSON cannot express",
         hint="use str, int, float, bool, lists and tuples of these, dict[str, ...], Optional or Literal",
     )
     if not _is_json(hint):
         raise unfit
-    required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    secret = bool(f.metadata.get("secret", False))
-    default = None
     try:
-        if not required:
-            made = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            default = HIDDEN if secret and made else msgspec.to_builtins(made)
         msgspec.convert(None, hint)
     except msgspec.ValidationError:
         pass  # None does not fit, but the type is one that can be checked
     except TypeError as err:
         raise unfit from err
+    required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    default = None if required else _default(what, f, hint)
+    secret = bool(f.metadata.get("secret", False))
+    shown = HIDDEN if secret and default else default
     doc = str(f.metadata.get("doc", ""))
-    return Option(f.name, hint, OptionInfo(f.name, _type_text(hint), default, doc, secret, required))
+    return Option(f.name, hint, OptionInfo(f.name, _type_text(hint), shown, doc, secret, required))
+
+
+def _default(what: str, f: dataclasses.Field[Any], hint: Any) -> Any:
+    factory = f.default_factory
+    made, err = (f.default, None) if factory is dataclasses.MISSING else attempt(factory)
+    plain = None
+    if err is None:
+        plain, err = attempt(lambda: msgspec.to_builtins(made))
+    if err is None:
+        _, err = attempt(lambda: msgspec.convert(plain, hint))
+    if err is not None:
+        raise InvalidPluginError(f"{what} has no usable default: {text_of(err)}") from err
+    return plain
 
 
 def _is_json(hint: Any) -> bool:

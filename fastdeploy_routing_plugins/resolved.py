@@ -13,7 +13,7 @@ from . import loading, lookup, sources
 from .backend import Backend, BlockingBackend
 from .config import default_producer, describe, effective, load, option_names
 from .discovery import scan
-from .errors import ConfigError, IncompatibleStoreError
+from .errors import ConfigError, IncompatibleStoreError, InvalidPluginError
 from .faults import invalid
 from .keys import encode_namespace
 from .sources import Request
@@ -221,7 +221,10 @@ def _configured(candidate: Candidate, spec: StoreSpec, config_class: type[Any], 
     names = option_names(config_class)
     items, problems = sources.merge(request, host_keys=spec.host_keys, options=names)
     hint = f"fd-routing show {candidate.name} lists its options"
-    loaded = load(config_class, items, owner=f"store {candidate.name!r}", problems=problems, hint=hint)
+    try:
+        loaded = load(config_class, items, owner=f"store {candidate.name!r}", problems=problems, hint=hint)
+    except InvalidPluginError as err:
+        raise invalid(candidate, err.message, err.hint) from err
     return ResolvedStore(
         candidate=candidate,
         spec=spec,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .keys import RoutingKey
     from .names import Part, PartName
 
-State = Literal["complete", "incomplete", "pending", "aborted"]
+State = Literal["complete", "incomplete", "pending", "aborted", "conflict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class RolloutStatus:
     Attributes:
         key: Which sample.
         state: ``complete``: parts cover the grid; ``incomplete``: the total is known, parts are missing; ``pending``:
-            the total is not known yet; ``aborted``: the producer gave up.
+            the total is not known yet; ``aborted``: the producer gave up; ``conflict``: its parts contradict each other.
         attempt: The highest attempt with any object.
         parts: The parts of that attempt.
         total_layers: MoE layers of the whole rollout; 0 if no part is there.
@@ -27,6 +27,7 @@ class RolloutStatus:
         missing: What is not covered, as far as the total tells; empty when complete.
         nbytes: Payload bytes stored for that attempt.
         attempts: All attempts that have objects, ascending.
+        problem: What contradicts what, if the state is ``conflict``.
     """
 
     key: RoutingKey
@@ -38,6 +39,7 @@ class RolloutStatus:
     missing: tuple[Part, ...]
     nbytes: int
     attempts: tuple[int, ...]
+    problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
@@ -53,6 +55,7 @@ class RolloutStatus:
             "total_tokens": self.total_tokens,
             "missing": [{"layers": list(p.layers), "tokens": list(p.tokens)} for p in self.missing],
             "bytes": self.nbytes,
+            "problem": self.problem,
         }
 
 

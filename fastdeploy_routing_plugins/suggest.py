@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MAX_WORD = 100  # nobody means a name by more than that, and comparing costs the square of it
+
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Returns the choice that ``word`` was most likely meant to be, or None if nothing is near.
@@ -15,6 +17,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     Case and the difference between ``-`` and ``_`` count for nothing; after that the number of typing mistakes counts
     (a letter too many, too few, wrong, or swapped with its neighbour), then the share of common text.
     """
+    if len(word) > MAX_WORD:
+        return None
     folded = _fold(word)
     scored = [(_mistakes(folded, _fold(choice)), -_likeness(folded, _fold(choice)), choice) for choice in choices]
     near = [score for score in scored if score[0] <= max(1, len(word) // 3) or score[1] <= -0.6]

@@ -18,7 +18,7 @@ from fastdeploy_routing_plugins.cli.cmd_try import throw_away
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_time
-from fastdeploy_routing_plugins.cli.signals import cleaning_up
+from fastdeploy_routing_plugins.cli.signals import cleaning_up, no_orphans
 from fastdeploy_routing_plugins.demo.run import run_demo
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.sources import (
@@ -80,6 +80,7 @@ def command(
             ends.enter_context(throw_away(ends.enter_context(open_store(store)), out, failures))
         ends.enter_context(_hidden(CONFIG_VARIABLE, NAMESPACE_VARIABLE))
         bars = ends.enter_context(out.progress(_PHASES, requests))
+        ends.enter_context(no_orphans())
         report = run_demo(
             {
                 STORE_KEY: f"{store.name}@{store.distribution}",

@@ -7,7 +7,8 @@ import errno
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,9 +25,18 @@ if TYPE_CHECKING:
     from fastdeploy_routing_plugins.record import RoutingRecord
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    file: BinaryIO
+
+    def write(self, data: Any) -> int:
+        return self.file.write(data)
+
+
 def write_npy(file: BinaryIO, record: RoutingRecord, namespace: str) -> None:
     """Writes what ``numpy.load`` reads."""
-    np.save(file, record.routing, allow_pickle=False)
+    # Given a real file, NumPy writes by itself, and its errors do not say what is wrong.
+    np.save(_Stream(file), record.routing, allow_pickle=False)
 
 
 def write_safetensors(file: BinaryIO, record: RoutingRecord, namespace: str) -> None:

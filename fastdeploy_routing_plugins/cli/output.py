@@ -8,7 +8,7 @@ import select
 import sys
 import unicodedata
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ class Output:
         cells = [[clean(cell) for cell in row] for row in [headers, *rows]]
         widths = [max(_width(row[i]) for row in cells) for i in range(len(headers))]
         if self._to_people() and sum(widths) + len(_GAP) * (len(widths) - 1) > _columns():
-            self._fold(cells, right)
+            self._fold(cells, right, widths.index(max(widths)))
             return
         for row in cells:
             padded = [
@@ -82,14 +82,15 @@ class Output:
             ]
             self._write(_GAP.join(padded).rstrip())
 
-    def _fold(self, cells: list[list[str]], right: str) -> None:
+    def _fold(self, cells: list[list[str]], right: str, widest: int) -> None:
         from rich.console import Console  # noqa: PLC0415 - rich costs 50 ms that narrow tables do not pay
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
         table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="")
-        for header, side in zip(cells[0], right, strict=True):
-            table.add_column(Text(header), justify="right" if side == "r" else "left", overflow="fold")
+        for index, (header, side) in enumerate(zip(cells[0], right, strict=True)):
+            justify: Literal["left", "right"] = "right" if side == "r" else "left"
+            table.add_column(Text(header), justify=justify, overflow="fold", no_wrap=index != widest)
         for row in cells[1:]:
             table.add_row(*map(Text, row))
         Console(file=self._stream, markup=False, emoji=False, highlight=False).print(table)

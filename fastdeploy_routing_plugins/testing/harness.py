@@ -166,6 +166,7 @@ def conformance(
         scenario: Callable[[OwnerT, Harness], Coroutine[Any, Any, None]],
     ) -> Callable[[OwnerT, Path], None]:
         def test(self: OwnerT, tmp_path: Path) -> None:
+            __tracebackhide__ = True
             kit = Harness(self, tmp_path)
             missing = needs & ~kit.capabilities
             asyncio.run(_bounded(kit.assert_refused(missing) if missing else scenario(self, kit)))
@@ -180,6 +181,7 @@ def conformance(
 
 
 async def _bounded(scenario: Coroutine[Any, Any, None]) -> None:
+    __tracebackhide__ = True
     try:
         await asyncio.wait_for(scenario, LIMIT)
     except asyncio.TimeoutError:

@@ -144,20 +144,25 @@ class StoreMachine(RuleBasedStateMachine):
         for name in names:
             self.model.pop(name, None)
 
-    @rule(what=WHAT, length=st.integers(0, 400), handle=st.integers(0, 1))
-    def clear(self, what: What, length: int, handle: int) -> None:
-        """Deletes what begins with some beginning of a name, of a namespace at least."""
+    def _prefix(self, what: What, percent: int) -> str:
+        """Returns a beginning of a name: its namespace and that much of the rest."""
         name = self._sample(what).name
-        prefix = name[: max(length, len(root(f"{self.namespace}{self._place(what)[0]}")))]
+        start = len(root(f"{self.namespace}{self._place(what)[0]}"))
+        return name[: start + (len(name) - start) * percent // 100]
+
+    @rule(what=WHAT, percent=st.integers(0, 100), handle=st.integers(0, 1))
+    def clear(self, what: What, percent: int, handle: int) -> None:
+        """Deletes what begins with some beginning of a name."""
+        prefix = self._prefix(what, percent)
         gone = [name for name in self.model if name.startswith(prefix)]
         assert self.run_operation(self.handles[handle]._clear(prefix)) == len(gone)
         for name in gone:
             del self.model[name]
 
-    @rule(what=WHAT, length=st.integers(0, 400), handle=st.integers(0, 1))
-    def list_some(self, what: What, length: int, handle: int) -> None:
+    @rule(what=WHAT, percent=st.integers(0, 100), handle=st.integers(0, 1))
+    def list_some(self, what: What, percent: int, handle: int) -> None:
         """Lists what begins with some beginning of a name."""
-        prefix = self._sample(what).name[: max(length, len(self.namespace))]
+        prefix = self._prefix(what, percent)
         expected = sorted(name for name in self.model if name.startswith(prefix))
         assert self.run_operation(self.handles[handle]._list(prefix)) == expected
 

@@ -14,6 +14,7 @@ from .honesty import HonestyTests
 from .lifecycle import LifecycleTests
 from .listing import ListingTests
 from .objects import ObjectTests
+from .outcomes import OutcomeTests
 from .rollouts import RolloutTests
 from .waiting import WaitingTests
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BackendConformance(
-    LifecycleTests, HonestyTests, ObjectTests, ListingTests, ConcurrencyTests, WaitingTests, RolloutTests
+    LifecycleTests, HonestyTests, ObjectTests, ListingTests, ConcurrencyTests, WaitingTests, RolloutTests, OutcomeTests
 ):
     """All tests of a store. A subclass states ``store`` and ``config``; see ``ConformanceBase`` for the rest."""
 

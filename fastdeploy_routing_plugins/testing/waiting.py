@@ -19,6 +19,7 @@ LIST, NOTIFY = Capability.LIST, Capability.NOTIFY
 
 POLLED = 1.0  # s that polling may take to see a change
 PROMPT = 0.9 * POLL_LIMIT  # s that a native wait may take, in the median: less than the longest pause of polling
+CROWDED = 3.0  # s that 40 waits may take, with puts for all of them
 PATIENCE = 10.0  # s
 
 
@@ -110,7 +111,7 @@ class WaitingTests(ConformanceBase):
             found = [names for names, _ in await asyncio.gather(*waits)]
             took = time.monotonic() - started
         assert found == [[item.name] for item in items]
-        assert took <= PATIENCE / 2, f"40 waits took {took:.1f} s"
+        assert took <= CROWDED, f"40 waits took {took:.1f} s"
 
     @conformance()
     async def test_notify_is_declared_honestly(self, kit: Harness) -> None:

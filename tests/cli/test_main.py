@@ -225,7 +225,7 @@ def test_a_full_disk_behind_stdout_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-@pytest.mark.parametrize("flag", ["", "--json")
+@pytest.mark.parametrize("flag", ["", "--json"])
 def test_closed_streams_are_no_reason_to_fail(closed: str, flag: str) -> None:
     command = f"{COMMAND} list {flag} {closed}"
     ended = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, timeout=60)

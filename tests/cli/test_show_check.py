@@ -93,7 +93,11 @@ BROKEN = {
     "bad_spec": (GOOD_PLUGIN.replace('summary="made up"', "summary=7"), "spec", "invalid_plugin"),
     "other_name": (GOOD_PLUGIN.replace("name=NAME", "name='x'"), "spec", "invalid_plugin"),
     "new_api": (GOOD_PLUGIN.replace("(1, 0)", "(2, 0)"), "api", "incompatible_store"),
-    "preflight": (OPTIONAL.replace("install", "preflight=preflight, install"), "preflight", "missing_dependency"),
+    "preflight": (
+        OPTIONAL.replace("install_hint", "preflight=preflight, install_hint"),
+        "preflight",
+        "missing_dependency",
+    ),
     "create": (OPTIONAL.replace("return NoopBackend()", "import gone"), "backend", "missing_dependency"),
 }
 

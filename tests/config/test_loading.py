@@ -161,8 +161,33 @@ def test_a_class_that_cannot_be_built_from_its_fields_is_invalid() -> None:
 
         def __post_init__(self, more: int) -> None: ...
 
-    with pytest.raises(InvalidPluginError, match="cannot be built from its own fields"):
+    with pytest.raises(InvalidPluginError, match="Strange"):
         configure(of(), options=Strange, host_keys={})
+
+
+def test_a_class_that_fails_otherwise_is_invalid() -> None:
+    @dataclass
+    class Failing:
+        path: str = ""
+
+        def __post_init__(self) -> None:
+            raise KeyError("HOME")
+
+    with pytest.raises(InvalidPluginError, match="cannot be built: KeyError: 'HOME'"):
+        configure(of(), options=Failing, host_keys={})
+
+
+def _no_default() -> str:
+    raise KeyError("HOME")
+
+
+@pytest.mark.parametrize(
+    "default", [field(default=7), field(default=None), field(default=Path("/")), field(default_factory=_no_default)]
+)
+def test_a_default_that_its_type_does_not_allow_is_refused(default: Any) -> None:
+    declared = type("Declared", (), {"__annotations__": {"option": str}, "option": default})
+    with pytest.raises(InvalidPluginError, match="option 'option' of Declared has no usable default"):
+        describe(dataclass(declared))
 
 
 def test_every_fact_about_an_option_is_described() -> None:
@@ -193,7 +218,7 @@ def test_every_fact_about_an_option_is_described() -> None:
     ],
 )
 def test_types_read_well(hint: Any, text: str) -> None:
-    declared = type("Declared", (), {"__annotations__": {"option": hint}, "option": None})
+    declared = type("Declared", (), {"__annotations__": {"option": hint}})
     assert describe(dataclass(declared))[0].type == text
 
 
@@ -208,7 +233,7 @@ def test_annotated_limits_are_checked() -> None:
 
 @pytest.mark.parametrize("hint", [object, set[str], list, dict[int, str], Path, complex, bytes, Any, list[Any]])
 def test_a_type_that_json_cannot_express_is_refused(hint: Any) -> None:
-    declared = type("Declared", (), {"__annotations__": {"option": hint}, "option": None})
+    declared = type("Declared", (), {"__annotations__": {"option": hint}})
     with pytest.raises(InvalidPluginError, match="which JSON cannot express"):
         describe(dataclass(declared))
 

@@ -235,7 +235,7 @@ def test_a_name_is_taken_apart(text: str, parts: tuple[str, str | None]) -> None
 
 @pytest.mark.parametrize("config", [None, {}, {"routing_store_type": ""}, {"routing_store_type": None}, "{}"])
 def test_no_store_is_an_error_that_shows_what_to_write(config: Any) -> None:
-    with pytest.raises(ConfigError, match='write {"routing_store_type": NAME'):
+    with pytest.raises(ConfigError, match=r'write {"routing_store_type": NAME'):
         read(config, {})
 
 

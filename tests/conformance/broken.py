@@ -54,11 +54,6 @@ BROKEN = {
     "drops_absences": fault(objects.DropsAbsences, "test_get_many_keeps_order_and_absences"),
     "serves_the_deleted": fault(objects.ServesTheDeleted, "test_get_after_delete_is_absence"),
     "buries_names": fault(objects.BuriesNames, "test_deleted_name_can_be_put_again"),
-    "buries_names_the_second_time": fault(
-        objects.BuriesNamesTheSecondTime,
-        "test_random_operations_agree_with_a_dict",
-        passes=(*SMOKE, "test_deleted_name_can_be_put_again"),
-    ),
     # names
     "decodes_names": fault(objects.DecodesNames, "test_nothing_is_written_outside", passes=(*HANDLES, *READS)),
     "folds_names": fault(objects.FoldsNames, "test_awkward_names_are_kept_apart"),
@@ -80,6 +75,7 @@ BROKEN = {
         "test_clear_leaves_neighbouring_prefixes",
         passes=(*SMOKE, "test_clear_leaves_other_namespaces", "test_clear_counts_and_empties"),
     ),
+    "clears_whole_components": fault(objects.ClearsWholeComponents, "test_random_operations_agree_with_a_dict"),
     # capabilities
     "declares_read_and_cannot": fault(
         objects.CannotRead, "test_read_is_declared_honestly", passes=(*HANDLES, "test_listing_is_sorted")
@@ -114,7 +110,9 @@ BROKEN = {
     "shares_one_instance": fault(objects.SharesOneInstance, "test_factory_makes_a_backend"),
     # opening and closing
     "opens_once": fault(timing.OpensOnce, "test_opens_in_time", passes=("test_absence_is_an_error", *LISTS)),
-    "hangs_on_close": fault(timing.HangsOnClose, "test_close_returns_in_time", passes=("test_absence_is_an_error",)),
+    "hangs_on_close": fault(
+        timing.HangsOnClose, "test_close_returns_in_time", passes=("test_factory_makes_a_backend",)
+    ),
     "closes_after_its_readers": fault(
         timing.ClosesAfterItsReaders,
         "test_close_with_pending_operations_returns_in_time",

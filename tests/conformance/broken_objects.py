@@ -141,24 +141,16 @@ class BuriesNames(Folder):
 
     def __init__(self, config):
         super().__init__(config)
-        self.deleted = {}
-
-    lives = 1
+        self.deleted = set()
 
     def _put(self, name, header, payload):
-        if self.deleted.get(name, 0) >= self.lives:
+        if name in self.deleted:
             raise AlreadyExistsError(f"{name} was deleted", header=header)
         super()._put(name, header, payload)
 
     def _delete(self, names):
-        for name in names:
-            if self.path(name).is_file():
-                self.deleted[name] = self.deleted.get(name, 0) + 1
+        self.deleted.update(names)
         return super()._delete(names)
-
-
-class BuriesNamesTheSecondTime(BuriesNames):
-    lives = 2
 
 
 # --- names --------------------------------------------------------------------------------------------------------
@@ -262,6 +254,11 @@ class ClearsEverything(Folder):
 class ClearsNeighbours(Folder):
     def _clear(self, prefix):
         return self._delete(self._list(prefix.rstrip("/")))
+
+
+class ClearsWholeComponents(Folder):
+    def _clear(self, prefix):
+        return self._delete(self._list(prefix[: prefix.rfind("/") + 1]))
 
 
 # --- capabilities -------------------------------------------------------------------------------------------------

@@ -257,5 +257,5 @@ class WaitsInTurn(Folder):
     def _wait(self, prefix, seen, deadline):
         with self.turn:
             names = super()._wait(prefix, seen, deadline)
-            time.sleep(0.5)
+            time.sleep(0.25)
             return names

@@ -186,6 +186,7 @@ def test_a_wrong_object_says_what_to_name(site: Site, target: str, reason: str) 
         ("load_config=lambda: Taken", "declares 'namespace', which is an option of every store"),
         ("load_config=lambda: Opaque", "option 'path' of Opaque has the type Path, which JSON cannot express"),
         ("load_config=lambda: Unresolved", "the types of Unresolved cannot be read"),
+        ("load_config=lambda: Failing", "(fdx_demo) does not follow the contract: Failing cannot be built: KeyError"),
     ],
 )
 def test_a_wrong_specification_says_what_was_expected_and_what_came(site: Site, change: str, reason: str) -> None:
@@ -194,6 +195,7 @@ def test_a_wrong_specification_says_what_was_expected_and_what_came(site: Site, 
         "@dataclass\nclass Taken:\n    namespace: str = ''\n"
         "@dataclass\nclass Opaque:\n    path: Path = Path('/')\n"
         "@dataclass\nclass Unresolved:\n    path: 'Gone' = ''\n"
+        "@dataclass\nclass Failing:\n    path: str = ''\n    def __post_init__(self): raise KeyError(1)\n"
     )
     result = resolve(site, PLUGIN + more + f"@hookimpl\ndef fd_routing_store(): return spec({change})")
     assert (result.error, reason in result.text) == ("InvalidPluginError", True), result.text

@@ -336,6 +336,45 @@ def test_a_part_beyond_the_seal_is_a_conflict_and_is_not_stored(store: SyncStore
     assert len(shelf) == 1
 
 
+@pytest.fixture
+def torn(shelf: Shelf) -> Shelf:
+    """One rollout whose two producers raced with different totals, beside a good one."""
+    for total in (6, 7):
+        other = Shelf()
+        with open_memory(other, schema=SCHEMA) as store:
+            store.put("torn", routing()[:, :4], tokens=(0, 4), total_tokens=total)
+        shelf.update(other)
+    with open_memory(shelf, schema=SCHEMA) as store:
+        store.put("good", routing())
+    return shelf
+
+
+def test_a_rollout_that_contradicts_itself_cannot_be_read(torn: Shelf) -> None:
+    with open_memory(torn) as store, pytest.raises(e.ConflictError, match=r"'torn' contradicts itself.*6 and 7"):
+        store.get("torn", timeout=30)
+
+
+def test_a_rollout_that_contradicts_itself_is_listed_beside_the_others(torn: Shelf) -> None:
+    with open_memory(torn) as store:
+        assert [(s.key.rollout_id, s.state) for s in store.list()] == [("good", "complete"), ("torn", "conflict")]
+
+
+def test_a_rollout_that_contradicts_itself_fails_its_check(torn: Shelf) -> None:
+    with open_memory(torn) as store:
+        assert "6 and 7" in store.verify("torn").problems[0]
+
+
+def test_a_rollout_that_contradicts_itself_can_be_deleted(torn: Shelf) -> None:
+    with open_memory(torn) as store:
+        assert store.delete("torn") == 1
+
+
+def test_a_higher_attempt_heals_a_rollout_that_contradicts_itself(torn: Shelf) -> None:
+    with open_memory(torn, schema=SCHEMA) as store:
+        store.put("torn", routing(), attempt=1)
+        assert store.status("torn").attempts == (1,)
+
+
 def test_a_read_survives_a_part_that_vanishes_under_it(shelf: Shelf) -> None:
     with open_memory(shelf, schema=SCHEMA) as store:
         store.put("a", routing(), attempt=1)

@@ -65,11 +65,11 @@ class LocalBackend(BlockingBackend):
 
     def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         root = self._opened()
-        namespace, rollout, file = layout.place(name)
+        path = layout.place(name)
         pieces = (safefile.compose_head(header, payload), payload.data)
         for _ in range(_TRIES):
             try:
-                publish(root, (namespace, rollout), file, pieces, fsync=self._fsync)
+                publish(root, path, pieces, fsync=self._fsync)
             except FileExistsError:
                 with contextlib.suppress(NotFoundError):  # deleted meanwhile: the name is free again
                     stored = self._get(name, ()).header
@@ -84,7 +84,7 @@ class LocalBackend(BlockingBackend):
         root = self._opened()
         folders: dict[str, dict[str, list[str]]] = {}
         for name in names:
-            namespace, rollout, file = layout.place(name)
+            namespace, rollout, file = layout.place(name).split("/")
             folders.setdefault(namespace, {}).setdefault(rollout, []).append(file)
         try:
             return sum(_delete_in(root, namespace, rollouts) for namespace, rollouts in folders.items())
@@ -95,10 +95,9 @@ class LocalBackend(BlockingBackend):
 
     def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
         root = self._opened()
-        namespace, rollout, file = layout.place(name)
+        path = layout.place(name)
         try:
-            with root.child(namespace) as outer, outer.child(rollout) as folder:
-                fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+            fd = root.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             self._check_place(root)
             raise NotFoundError(f"{name} is not in {self._path}") from None
@@ -119,33 +118,37 @@ class LocalBackend(BlockingBackend):
             os.close(fd)
 
     def _read(self, fd: int, size: int, ranges: Ranges | None) -> Blob:
-        if ranges is None or (ranges and self._mapped):
-            memory = file_memory(fd, size, mapped=self._mapped)
-            head = safefile.parse_head(memory[: safefile.head_size(memory, size)], size)
-            if ranges is None:
-                return Blob(head.header, (memory[head.start :],))
-            _check_ranges(head, ranges)
-            return Blob(head.header, tuple([memory[head.start + a : head.start + b] for a, b in ranges]))
-        first = os.pread(fd, _FIRST_READ, 0)
+        # The head is copied even if the payload is mapped: looking at a fresh mapping costs more.
+        first: bytes | bytearray = os.pread(fd, _FIRST_READ, 0)
         length = safefile.head_size(first, size)
-        head = safefile.parse_head(first[:length] if length <= len(first) else read_range(fd, 0, length), size)
-        _check_ranges(head, ranges)
-        pieces = tuple([read_range(fd, head.start + a, head.start + b) for a, b in ranges])
-        if any(len(piece) != b - a for piece, (a, b) in zip(pieces, ranges, strict=True)):
+        if length > len(first):
+            first = read_range(fd, 0, length)
+        head = safefile.parse_head(memoryview(first)[:length], size)
+        if ranges is None:
+            return Blob(head.header, (file_memory(fd, size, mapped=self._mapped)[head.start :],))
+        if any(not 0 <= start <= stop <= head.nbytes for start, stop in ranges):
+            raise CorruptDataError(f"the file holds {head.nbytes} bytes of payload, fewer than its name says")
+        places = [(head.start + start, head.start + stop) for start, stop in ranges]
+        if self._mapped and ranges:
+            memory = file_memory(fd, size, mapped=True)
+            return Blob(head.header, tuple([memory[start:stop] for start, stop in places]))
+        pieces = tuple([read_range(fd, start, stop) for start, stop in places])
+        if any(len(piece) != stop - start for piece, (start, stop) in zip(pieces, places, strict=True)):
             raise CorruptDataError("the file was cut off while it was read")
         return Blob(head.header, pieces)
 
     def _list(self, prefix: str) -> list[str]:
         root = self._opened()
         namespace, rollout, rest = layout.split_prefix(prefix)
-        names: list[str] = []
         try:
-            for outer_name in _folders(root, namespace, whole=rollout is not None):
-                with root.find(outer_name) as outer:
-                    if outer is None:
-                        continue
-                    for inner_name in _folders(outer, rollout or "", whole=rest is not None):
-                        names += _objects(outer, f"{outer_name}/{inner_name}/", inner_name, rest or "")
+            if rest is not None:
+                whole = layout.is_folder(namespace) and layout.is_folder(rollout or "")
+                names = _objects(root, f"{namespace}/{rollout}", rest) if whole else []
+            else:
+                names = []
+                for outer in [namespace] if rollout is not None else _folders(root, ".", namespace):
+                    for inner in _folders(root, outer, rollout or "") if layout.is_folder(outer) else ():
+                        names += _objects(root, f"{outer}/{inner}", "")
         except OSError as err:
             raise self._failed(err, root, "listing") from err
         if not names:
@@ -180,26 +183,22 @@ class LocalBackend(BlockingBackend):
         )
 
 
-def _check_ranges(head: safefile.Head, ranges: Ranges) -> None:
-    if any(not 0 <= start <= stop <= head.nbytes for start, stop in ranges):
-        raise CorruptDataError(f"the file holds {head.nbytes} bytes of payload, fewer than its name says")
-
-
-def _folders(parent: Folder, begin: str, *, whole: bool) -> list[str]:
-    """Names of the folders of ours that begin so, in the order of the names of what is in them."""
-    if whole:
-        return [begin] if layout.is_folder(begin) else []
-    with parent.child(".") as own:  # threads must not share a descriptor that they list
-        found = [name for name in os.listdir(own.fd) if name.startswith(begin) and layout.is_folder(name)]
+def _folders(root: Folder, path: str, begin: str) -> list[str]:
+    """Names of the folders of ours in ``path`` that begin so, in the order of the names of what is in them."""
+    with root.find(path) as folder:  # a descriptor of its own: threads must not share one that they list
+        if folder is None:
+            return []
+        found = [name for name in os.listdir(folder.fd) if name.startswith(begin) and layout.is_folder(name)]
     return sorted(found, key=lambda name: f"{name}/")
 
 
-def _objects(parent: Folder, base: str, rollout: str, rest: str) -> list[str]:
-    with parent.find(rollout) as folder:
+def _objects(root: Folder, path: str, begin: str) -> list[str]:
+    """Names of the objects in a rollout's folder whose part below that folder begins so, sorted."""
+    with root.find(path) as folder:
         if folder is None:
             return []
         found = [layout.object_of(file) for file in os.listdir(folder.fd)]
-    return sorted([base + name for name in found if name is not None and name.startswith(rest)])
+    return sorted([f"{path}/{name}" for name in found if name is not None and name.startswith(begin)])
 
 
 def _delete_in(root: Folder, namespace: str, rollouts: dict[str, list[str]]) -> int:

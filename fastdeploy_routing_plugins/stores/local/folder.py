@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...errors import StoreUnavailableError
@@ -27,6 +30,23 @@ _HINTS = {
 }
 NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPENAT2 = 437  # the same on all architectures that Linux gained it on (5.6)
+_NO_SYMLINKS = 0x04
+# The system call is unknown, forbidden by a sandbox, or was interrupted: the long way tells.
+_TRY_STEPS = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EINTR, errno.EAGAIN)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _How(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+@lru_cache(maxsize=8)
+def _how(flags: int) -> _How:
+    return _How(flags, 0, _NO_SYMLINKS)
+
 
 class Folder:
     """An open folder. Closed at the end of a ``with`` block, or with the last reference, whichever is first.
@@ -37,13 +57,14 @@ class Folder:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: str, parent: Folder | None = None) -> None:
-        """Opens a folder: by any path, or, below ``parent``, by one name that must not be a symbolic link."""
-        self.fd = -1
-        if parent is None:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        else:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent.fd)
+    def __init__(self, fd: int) -> None:
+        """Takes over a descriptor."""
+        self.fd = fd
+
+    @classmethod
+    def at(cls, path: str) -> Folder:
+        """Opens a folder by path; symbolic links are followed. Raises OSError."""
+        return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
     def __enter__(self) -> Folder:
         return self
@@ -62,25 +83,63 @@ class Folder:
         if fd >= 0:
             os.close(fd)
 
-    def child(self, name: str, *, create: bool = False) -> Folder:
-        """Opens a folder in this one; creates it, if asked and missing, with the mode that the umask leaves.
+    def open(self, path: str, flags: int) -> int:
+        """Opens what ``path`` leads to below this folder, without following any symbolic link.
+
+        Args:
+            path: Names joined by ``/``, none of them ``..``.
+            flags: For ``os.open``; nothing is created.
+
+        Returns:
+            A descriptor, not inherited by other programs.
 
         Raises:
-            OSError: it is missing (``FileNotFoundError``), or no folder (``errno`` in ``NOT_A_FOLDER``).
+            OSError: it is missing (``FileNotFoundError``), or something on the way, or a symbolic link, is in its
+                place (``errno`` in ``NOT_A_FOLDER``).
+        """
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        if sys.platform == "linux":
+            how = _how(flags)
+            fd: int = _libc.syscall(_OPENAT2, self.fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+            if fd >= 0:
+                return fd
+            number = ctypes.get_errno()
+            if number not in _TRY_STEPS:
+                raise OSError(number, os.strerror(number), path)
+        return self._open_in_steps(path, flags)
+
+    def _open_in_steps(self, path: str, flags: int) -> int:
+        *folders, last = path.split("/")
+        with contextlib.ExitStack() as stack:
+            folder = self
+            for name in folders:
+                folder = stack.enter_context(Folder(os.open(name, _FOLDER_FLAGS, dir_fd=folder.fd)))
+            return os.open(last, flags, dir_fd=folder.fd)
+
+    def child(self, path: str) -> Folder:
+        """Opens a folder below this one; raises like ``open``."""
+        return Folder(self.open(path, _FOLDER_FLAGS))
+
+    def make(self, path: str) -> Folder:
+        """Opens a folder below this one; what is missing is created with the mode that the umask leaves.
+
+        Raises:
+            OSError: as ``open``, or it cannot be created. ``FileNotFoundError`` if others delete it meanwhile.
         """
         try:
-            return Folder(name, self)
+            return self.child(path)
         except FileNotFoundError:
-            if not create:
-                raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=self.fd)
-        return Folder(name, self)
+            pass
+        parent, _, name = path.rpartition("/")
+        with self.make(parent) if parent else self.child(".") as outer:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=outer.fd)
+            return outer.child(name)
 
-    def find(self, name: str) -> Folder | contextlib.nullcontext[None]:
-        """Opens a folder in this one, for a ``with`` block; the block gets None if it is missing or no folder."""
+    def find(self, path: str) -> Folder | contextlib.nullcontext[None]:
+        """Opens a folder below this one, for a ``with`` block; the block gets None if it is missing or no folder."""
         try:
-            return Folder(name, self)
+            return self.child(path)
         except OSError as err:
             if err.errno == errno.ENOENT or err.errno in NOT_A_FOLDER:
                 return contextlib.nullcontext()
@@ -96,6 +155,6 @@ class Folder:
 def unavailable(err: OSError, doing: str, store_dir: str) -> StoreUnavailableError:
     """Returns what callers get for an error of the operating system."""
     what = os.strerror(err.errno) if err.errno else str(err)
-    hint = "it is in the way of the store's own folder: move it away" if err.errno in NOT_A_FOLDER else ""
+    hint = "something is in the way of the store's own folder: move it away" if err.errno in NOT_A_FOLDER else ""
     hint = hint or _HINTS.get(err.errno or 0, "")
     return StoreUnavailableError(f"{doing} in {store_dir}: {what}", hint=hint, errno=err.errno)

@@ -20,8 +20,8 @@ _FILE = re.compile(_REST % (r"\.", r"\.", r"\.") + re.escape(_SUFFIX), re.ASCII)
 _FOLDER = re.compile(_COMPONENT, re.ASCII)
 
 
-def place(name: str) -> tuple[str, str, str]:
-    """Returns the namespace folder, the rollout folder within it, and the file within that.
+def place(name: str) -> str:
+    """Returns the path below the store's folder: namespace, rollout and file, joined by ``/``.
 
     Raises:
         InvalidKeyError: ``name`` is not six components as this package composes them.
@@ -30,7 +30,7 @@ def place(name: str) -> tuple[str, str, str]:
     if match is None:
         raise InvalidKeyError(f"{name[:700]!r} is no stored name", hint="names are made by RoutingKey and object_name")
     namespace, rollout, choice, kind, attempt, what = match.groups()
-    return namespace, rollout, f"{choice}.{kind}.{attempt}.{what}{_SUFFIX}"
+    return f"{namespace}/{rollout}/{choice}.{kind}.{attempt}.{what}{_SUFFIX}"
 
 
 def object_of(file: str) -> str | None:

@@ -43,7 +43,7 @@ def open_folder(path: str) -> Folder:
     """
     try:
         os.makedirs(path, exist_ok=True)
-        folder = Folder(path)
+        folder = Folder.at(path)
         if not _has_marker(folder, path):
             foreign = sorted(set(os.listdir(folder.fd)) - _HARMLESS)
             # The marker comes before anything else of ours, so one look after the listing settles a race of openers.
@@ -96,6 +96,6 @@ def _has_marker(folder: Folder, path: str) -> bool:
 def _mark(folder: Folder) -> None:
     marker = msgspec.json.encode(_Marker(FORMAT, VERSION)) + b"\n"
     try:
-        publish(folder, (), MARKER, (marker,), fsync=True)
+        publish(folder, MARKER, (marker,), fsync=True)
     except FileExistsError:
         return

@@ -34,15 +34,12 @@ _CLAIM_LIMIT = 10.0  # s another process may take between claiming a name and re
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def publish(
-    root: Folder, folders: Sequence[str], file: str, pieces: Sequence[bytes | memoryview], *, fsync: bool
-) -> None:
-    """Creates ``root / *folders / file`` from ``pieces``; missing folders are created.
+def publish(root: Folder, path: str, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> None:
+    """Creates a file from ``pieces``; missing folders are created.
 
     Args:
         root: The store's folder.
-        folders: Names of folders, outermost first.
-        file: The file's name.
+        path: The file's path below it, names joined by ``/``.
         pieces: The file's bytes.
         fsync: Whether to wait until the file survives a power failure.
 
@@ -57,18 +54,18 @@ def publish(
             temporary.write(pieces, fsync=fsync)
             for _ in range(_TRIES):
                 try:
-                    return _place(root, folders, file, temporary, fsync=fsync)
+                    return _place(root, path, temporary, fsync=fsync)
                 except FileNotFoundError:
                     if temporary.is_gone():
                         break
-    raise FileNotFoundError(errno.ENOENT, "folders vanish as fast as they are created", file)
+    raise FileNotFoundError(errno.ENOENT, "folders vanish as fast as they are created", path)
 
 
 class _Temporary:
     """A temporary file in the store's folder, gone at the end of the ``with`` block."""
 
     def __init__(self, root: Folder) -> None:
-        self.folder = root.child(TEMPORARY, create=True)
+        self.folder = root.make(TEMPORARY)
         self.name = f"{os.urandom(16).hex()}.part"
         try:
             self._fd = os.open(
@@ -114,24 +111,25 @@ class _Temporary:
         os.close(os.dup(self._fd))
 
 
-def _place(root: Folder, folders: Sequence[str], file: str, temporary: _Temporary, *, fsync: bool) -> None:
-    with contextlib.ExitStack() as stack:
-        chain = [root]
-        for name in folders:
-            chain.append(stack.enter_context(chain[-1].child(name, create=True)))
-        source, target = temporary.folder, chain[-1]
+def _place(root: Folder, path: str, temporary: _Temporary, *, fsync: bool) -> None:
+    folders, _, file = path.rpartition("/")
+    source = temporary.folder
+    with root.make(folders or ".") as target:
         try:
             os.link(temporary.name, file, src_dir_fd=source.fd, dst_dir_fd=target.fd, follow_symlinks=False)
         except OSError as err:
             if err.errno not in _NO_LINKS:
                 raise
             if not _rename_noreplace(source, temporary.name, target, file):
-                with _claim(source, "/".join((*folders, file))):
+                with _claim(source, path):
                     _refuse_existing(target, file)
                     os.rename(temporary.name, file, src_dir_fd=source.fd, dst_dir_fd=target.fd)
         if fsync:
-            for folder in reversed(chain):
-                _fsync_folder(folder)
+            _fsync_folder(target)
+            while folders:  # each of them may be new
+                folders = folders.rpartition("/")[0]
+                with root.child(folders or ".") as folder:
+                    _fsync_folder(folder)
 
 
 def _fsync_folder(folder: Folder) -> None:

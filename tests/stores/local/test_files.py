@@ -30,7 +30,7 @@ ITEM = part(tokens=40, total=40)
 
 
 def file_of(store: Path, item: Item) -> Path:
-    return store.joinpath(*layout.place(item.name))
+    return store.joinpath(layout.place(item.name))
 
 
 def bytes_of(item: Item) -> bytes:
@@ -91,7 +91,7 @@ def test_a_header_that_is_no_text_is_refused() -> None:
         safefile.compose_head(b"\xff\xfe", ITEM.buffer())
 
 
-# --- hostile files ----------------------------------------------------------------------------------------------------
+# --- hostile files ---------------------------------------------------------------------------------------------------
 
 
 def head(change: Callable[[dict[str, dict[str, object]]], object], *, length: int | None = None) -> bytes:

@@ -55,18 +55,16 @@ def test_opening_again_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["README", "ns", ".hidden"])
 def test_a_folder_with_foreign_files_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(ConfigError, match="holds files that are not") as caught:
-        with opened(tmp_path):
-            pass
+    with pytest.raises(ConfigError, match="holds files that are not") as caught, opened(tmp_path):
+        pass
     assert "empty or new folder" in caught.value.hint
 
 
 def test_a_refused_folder_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("mine")
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError):
-        with opened(tmp_path):
-            pass
+    with pytest.raises(ConfigError), opened(tmp_path):
+        pass
     assert snapshot(tmp_path) == before
 
 
@@ -91,16 +89,14 @@ def test_the_root_of_a_volume_can_be_a_store(tmp_path: Path) -> None:
 )
 def test_another_marker_is_refused(tmp_path: Path, marker: bytes) -> None:
     (tmp_path / ".fd-routing-store").write_bytes(marker)
-    with pytest.raises(ConfigError):
-        with opened(tmp_path):
-            pass
+    with pytest.raises(ConfigError), opened(tmp_path):
+        pass
 
 
 def test_a_newer_store_asks_for_an_upgrade(tmp_path: Path) -> None:
     (tmp_path / ".fd-routing-store").write_text('{"format":"fd-routing-store","version":2}')
-    with pytest.raises(ConfigError, match="upgrade"):
-        with opened(tmp_path):
-            pass
+    with pytest.raises(ConfigError, match="upgrade"), opened(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "symlink"])
@@ -112,9 +108,8 @@ def test_a_marker_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
         os.mkfifo(marker)
     else:
         marker.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError):
-        with opened(tmp_path):
-            pass
+    with pytest.raises(ConfigError), opened(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("way", ["file", "below a file", "loop", "too long"])
@@ -122,9 +117,8 @@ def test_a_path_that_cannot_be_a_folder_is_a_fault_of_the_configuration(tmp_path
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     path = {"file": "file", "below a file": "file/x", "loop": "loop/x", "too long": "x" * 300}[way]
-    with pytest.raises(ConfigError):
-        with opened(tmp_path / path):
-            pass
+    with pytest.raises(ConfigError), opened(tmp_path / path):
+        pass
 
 
 @pytest.mark.parametrize("store_dir", ["", "a\0b"])
@@ -186,15 +180,13 @@ def test_a_user_who_may_only_read_gets(public: Path, function: str, children: Ch
     assert code == 0
 
 
-def test_a_folder_that_this_user_may_not_create_is_a_fault_of_the_configuration(
-    public: Path, children: Children
-) -> None:
+def test_a_place_where_this_user_may_not_create_is_a_fault_of_config(public: Path, children: Children) -> None:
     (public / "p").mkdir(0o555)
     code = children.wait(children.start("open_unprivileged", public / "p" / "s"))
     assert code == 0
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
+# --- the end ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "list", "delete", "wait"])

@@ -16,7 +16,7 @@ from fastdeploy_routing_plugins.errors import NotFoundError
 from fastdeploy_routing_plugins.stores.local.backend import LocalBackend
 from fastdeploy_routing_plugins.stores.local.config import LocalConfig
 
-from ..helpers import is_whole, opened, part, put
+from ..helpers import is_whole, opened, part
 from .children import numbered
 
 if TYPE_CHECKING:
@@ -150,14 +150,8 @@ def test_a_listing_at_full_speed_names_only_what_can_be_read(tmp_path: Path, chi
     assert (children.wait(pid), len(names), looks > 1) == (0, 120, True)
 
 
-def test_what_a_forked_child_puts_its_parent_gets(tmp_path: Path) -> None:
-    with opened(tmp_path) as backend:
-        pid = os.fork()
-        if pid == 0:
-            put(backend, part())
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert backend._get(part().name).payload[0] == part().payload
+def test_what_a_forked_child_puts_its_parent_gets(tmp_path: Path, children: Children) -> None:
+    assert children.wait(children.start("fork_and_put", tmp_path)) == 0
 
 
 def test_a_store_never_opened_removes_nothing(tmp_path: Path) -> None:

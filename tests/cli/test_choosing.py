@@ -1,0 +1,173 @@
+"""Which store a command line means."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice
+from fastdeploy_routing_plugins.errors import ConfigError, InvalidKeyError
+
+from .helpers import invoke, invoke_json, routing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastdeploy_routing_plugins import SyncStore
+
+VARIABLE = "FD_ROUTING_STORE_CONFIG"
+LOCAL = {"routing_store_type": "local", "routing_store_config": {"store_dir": "/x"}}
+FLAT = {"enable_routing_replay": True, "routing_store_type": "local", "local_store_dir": "/x", "use_fused_put": False}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (VARIABLE, "FD_ROUTING_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def store_dir(choice: StoreChoice) -> str:
+    return str(choice.resolve().options["store_dir"])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        StoreChoice(directory="/x"),
+        StoreChoice(store="local", directory="/x"),
+        StoreChoice(store="local", config='{"store_dir": "/x"}'),
+        StoreChoice(config=json.dumps(LOCAL)),
+        StoreChoice(store="local", config=json.dumps(LOCAL)),
+        StoreChoice(config=json.dumps(FLAT)),
+        StoreChoice(store="local", config='{"local_store_dir": "/x"}'),
+        StoreChoice(store="local", config=json.dumps({"routing_store_config": {"store_dir": "/x"}})),
+        StoreChoice(store="local@fastdeploy-routing-plugins", directory="/x"),
+    ],
+)
+def test_every_way_of_naming_a_folder_means_it(choice: StoreChoice) -> None:
+    assert store_dir(choice) == "/x"
+
+
+def test_configuration_is_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(FLAT))
+
+    assert store_dir(StoreChoice(config=f"@{tmp_path / 'engine.json'}")) == "/x"
+
+
+def test_other_options_stand_beside_dir() -> None:
+    assert StoreChoice(config='{"fsync": true}', directory="/x").resolve().options == {
+        "store_dir": "/x",
+        "fsync": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        StoreChoice(config='{"store_dir": "/x"}'),
+        StoreChoice(config="{"),
+        StoreChoice(config="[]"),
+        StoreChoice(config="@/does/not/exist"),
+        StoreChoice(config='{"routing_store_type": "noop", "routing_store_type": "local"}'),
+        StoreChoice(store="noop", config=json.dumps(LOCAL)),
+        StoreChoice(store="noop", directory="/x"),
+        StoreChoice(config=json.dumps(LOCAL), directory="/x"),
+        StoreChoice(),
+    ],
+)
+def test_contradictions_and_nonsense_are_refused(choice: StoreChoice) -> None:
+    with pytest.raises(ConfigError):
+        choice.resolve()
+
+
+def test_without_options_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(LOCAL))
+
+    assert store_dir(StoreChoice()) == "/x"
+
+
+def test_store_alone_keeps_the_environment_for_that_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(LOCAL))
+
+    assert store_dir(StoreChoice(store="local")) == "/x"
+
+
+def test_store_alone_drops_the_environment_for_another_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(LOCAL))
+
+    assert StoreChoice(store="noop").resolve().name == "noop"
+
+
+@pytest.mark.parametrize(
+    "choice", [StoreChoice(directory="/y"), StoreChoice(store="local", config='{"store_dir": "/y"}')]
+)
+def test_options_on_the_command_line_replace_the_environment(
+    choice: StoreChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(LOCAL))
+
+    assert store_dir(choice) == "/y"
+
+
+def test_options_on_the_command_line_work_beside_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "{")
+
+    assert store_dir(StoreChoice(directory="/y")) == "/y"
+
+
+def with_namespace(namespace: str) -> dict[str, Any]:
+    return {"routing_store_type": "local", "routing_store_config": {"store_dir": "/x", "namespace": namespace}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "namespace"),
+    [
+        (StoreChoice(directory="/x"), "from-env"),
+        (StoreChoice(directory="/x", namespace="mine"), "mine"),
+        (StoreChoice(config=json.dumps(with_namespace("theirs")), namespace="mine"), "mine"),
+    ],
+)
+def test_the_namespace_option_wins(choice: StoreChoice, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_ROUTING_NAMESPACE", "from-env")
+
+    assert choice.resolve().namespace == namespace
+
+
+@pytest.mark.parametrize("namespace", ["", "\udcff", "n" * 500])
+def test_a_namespace_that_cannot_be_is_refused(namespace: str) -> None:
+    with pytest.raises(InvalidKeyError):
+        StoreChoice(directory="/x", namespace=namespace).resolve()
+
+
+def test_a_namespace_that_cannot_be_is_wrong_usage(filled: SyncStore, here: list[str]) -> None:
+    assert invoke("ls", *here, "--namespace", "").exit_code == 2
+
+
+def test_namespaces_are_kept_apart(filled: SyncStore, here: list[str]) -> None:
+    assert invoke_json("ls", *here, "--namespace", "other") == {"namespace": "other", "rollouts": []}
+
+
+def test_a_mistyped_folder_is_an_error_and_not_created(tmp_path: Path) -> None:
+    result = invoke("ls", "--dir", str(tmp_path / "typo"))
+
+    assert (result.exit_code, (tmp_path / "typo").exists()) == (2, False)
+
+
+def test_a_store_that_cannot_be_read_says_so() -> None:
+    result = invoke("ls", "--store", "noop")
+
+    assert (result.exit_code, "noop" in result.stderr) == (1, True)
+
+
+def test_a_folder_that_is_no_store_says_so(tmp_path: Path) -> None:
+    (tmp_path / "foreign.txt").write_text("not ours")
+
+    assert invoke_json("ls", "--dir", str(tmp_path))["error"]["code"] != "internal"
+
+
+def test_a_secret_is_in_no_message(filled: SyncStore, here: list[str]) -> None:
+    filled.put("a", routing(1))
+
+    assert "pa55" not in invoke("ls", "--store", "local", "--config", '{"token": "pa55"}', "--debug").output
