@@ -65,7 +65,8 @@ class Row:
         allowed: What the gate allows.
         paddle: Paddle's counterpart, or None if Paddle is not installed.
         factor: Paddle's time over ours must be at least this.
-        ok: Whether the gate holds.
+        within: Whether ``ours`` is within ``allowed``.
+        faster: Whether ``factor`` is reached.
     """
 
     medium: str
@@ -76,7 +77,14 @@ class Row:
     allowed: float
     paddle: float | None
     factor: float
-    ok: bool
+    within: bool
+    faster: bool
+
+    @property
+    def verdict(self) -> str:
+        """What the table says."""
+        missed = [what for what, ok in (("bound", self.within), ("Paddle", self.faster)) if not ok]
+        return f"**missed: {', '.join(missed)}**" if missed else "ok"
 
 
 def routing(mib: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -221,9 +229,9 @@ def measure(medium: str, folder: Path, mib: float, rounds: int, paddle: Any) -> 
         ):
             bound, other = middle.get(bare or ""), middle.get(peer or "")
             allowed = slack if bound is None else 1.3 * bound + slack
-            ok = middle[what] <= allowed and (other is None or other >= factor * middle[what])
-            row = Row(medium, mib, what, middle[what], bound, allowed, other, factor, ok)
-            yield row, "" if ok else bench.explain(what)
+            within, faster = middle[what] <= allowed, other is None or other >= factor * middle[what]
+            row = Row(medium, mib, what, middle[what], bound, allowed, other, factor, within, faster)
+            yield row, "" if within and faster else bench.explain(what)
 
 
 def show(rows: list[Row]) -> str:
@@ -237,7 +245,7 @@ def show(rows: list[Row]) -> str:
         peer = f"{row.paddle:,.0f} | {row.paddle / row.ours:.2f} | ≥ {row.factor:g}" if row.paddle else "- | - | -"
         lines.append(
             f"| {row.medium} | {row.mib:g} | {row.what} | {row.ours:,.0f} | {bound} | {row.allowed:,.0f} | {peer} "
-            f"| {'ok' if row.ok else '**missed**'} |"
+            f"| {row.verdict} |"
         )
     return "\n".join(lines)
 

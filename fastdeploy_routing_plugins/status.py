@@ -19,7 +19,7 @@ class RolloutStatus:
     Attributes:
         key: Which sample.
         state: ``complete``: parts cover the grid; ``incomplete``: the total is known, parts are missing; ``pending``:
-            the total is not known yet; ``aborted``: the producer gave up; ``conflict``: its parts contradict each other.
+            the total is not known yet; ``aborted``: the producer gave up; ``conflict``: parts contradict each other.
         attempt: The highest attempt with any object.
         parts: The parts of that attempt.
         total_layers: MoE layers of the whole rollout; 0 if no part is there.

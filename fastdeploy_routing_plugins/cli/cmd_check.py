@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +12,9 @@ from fastdeploy_routing_plugins.cli.choosing import StoreChoice
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.discovery import scan
-from fastdeploy_routing_plugins.errors import StoreDisabledError
+from fastdeploy_routing_plugins.errors import ConfigError, StoreDisabledError
 from fastdeploy_routing_plugins.resolver import Step, check
+from fastdeploy_routing_plugins.sources import CONFIG_VARIABLE, read, request_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +42,8 @@ def command(out: Output, name: str | None, config: str | None) -> int:
         found = scan()
         problems = found.problems
         names = {candidate.name for candidate in found.candidates} | {one.candidate.name for one in found.hidden}
-        results = {each: check(each) for each in sorted(names)}
+        environ = _environ_for_all()
+        results = {each: check(each, environ=environ) for each in sorted(names)}
     # What an administrator forbade is as it should be, unless it was asked for.
     forbidden = [each for each, steps in results.items() if name is None and _is_forbidden(steps)]
     failed = [each for each, steps in results.items() if each not in forbidden and _failure(steps) is not None]
@@ -62,6 +66,18 @@ def command(out: Output, name: str | None, config: str | None) -> int:
         if name is not None and not failed:
             out.note(f"next: fd-routing try --store {name} makes a round trip")
     return 0 if document["ok"] else 1
+
+
+def _environ_for_all() -> dict[str, str]:
+    """Returns the environment without bare options: they belong to one store, and nobody said to which."""
+    environ = dict(os.environ)
+    with suppress(ConfigError):
+        read(None, environ)
+        return environ
+    with suppress(ConfigError):
+        request_for("", None, environ)
+        return {key: value for key, value in environ.items() if key != CONFIG_VARIABLE}
+    return environ  # malformed: every store's check says so
 
 
 def _print(out: Output, steps: Sequence[Step]) -> None:

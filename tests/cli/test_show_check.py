@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .helpers import GOOD_PLUGIN, install, run, run_json
+from .helpers import GOOD_PLUGIN, environment, install, run, run_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,3 +181,15 @@ def test_asking_for_a_forbidden_store_is_a_failure() -> None:
 
 def test_unreadable_metadata_fails_the_check_of_all(tmp_path: Path) -> None:
     assert run("check", env=install(tmp_path, "x", metadata=b"")).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ('{"store_dir": "/somewhere"}', 0),
+        ('{"routing_store_type": "local", "routing_store_config": {"stor_dir": "/somewhere"}}', 1),
+        ("{malformed", 1),
+    ],
+)
+def test_a_check_of_all_stores_minds_the_environment_where_it_names_one(said: str, code: int) -> None:
+    assert run("check", env=environment(FD_ROUTING_STORE_CONFIG=said)).returncode == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -186,6 +187,48 @@ def test_a_temporary_file_that_vanishes_is_written_again(tmp_path: Path, monkeyp
         put(backend, ITEM)
         assert len(removed) == 1
         assert backend._get(ITEM.name).payload[0] == ITEM.payload
+
+
+@pytest.mark.parametrize("how", ["removed", "locked by another"])
+def test_a_temporary_file_taken_for_a_leftover_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real = fcntl.flock
+    calls = []
+
+    def flock(fd: int, how_to_lock: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1 and how == "removed":
+            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
+        elif len(calls) == 1:
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked")
+        real(fd, how_to_lock)
+
+    with opened(tmp_path) as backend:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        put(backend, ITEM)
+        assert (len(calls), backend._list(""), os.listdir(tmp_path / ".tmp")) == (2, [ITEM.name], [])
+
+
+def test_a_file_system_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with opened(tmp_path) as backend:
+        put(backend, ITEM)
+        assert backend._list("") == [ITEM.name]
+
+
+def test_without_locks_nothing_counts_as_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    with opened(tmp_path):
+        (tmp_path / ".tmp" / ("0" * 32 + ".part")).write_bytes(b"perhaps alive")
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with opened(tmp_path):
+        assert os.listdir(tmp_path / ".tmp") == ["0" * 32 + ".part"]
 
 
 def test_the_temporary_folder_may_be_tidied_away(tmp_path: Path) -> None:
