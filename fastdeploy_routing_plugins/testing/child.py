@@ -1,7 +1,7 @@
 """The other process of the kit: opens a store and does what it is told, line by line. Run by path, never imported.
 
-Each line on stdin is a JSON object with the command's name under ``do``; each answer is a line on stdout. Bytes travel
-as base64. Whatever the store itself prints goes to stderr.
+The first line on stdin is the resolved store, each further one a JSON object with the command's name under ``do``.
+Each answer is a line on stdout. Bytes travel as base64. Whatever the store itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -114,4 +114,4 @@ async def serve(resolved: ResolvedStore, answers: int) -> None:
 if __name__ == "__main__":
     channel = os.dup(1)
     os.dup2(2, 1)
-    asyncio.run(serve(ResolvedStore.from_json(sys.argv[1]), channel))
+    asyncio.run(serve(ResolvedStore.from_json(sys.stdin.readline()), channel))

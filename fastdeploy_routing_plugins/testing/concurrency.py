@@ -59,14 +59,15 @@ class ConcurrencyTests(ConformanceBase):
     @conformance(READ)
     async def test_one_of_many_puts_creates_a_name(self, kit: Harness) -> None:
         """Of 16 puts of one name in flight, one succeeds; the others get its header, and its bytes stay."""
-        rivals = [_rival(kit.namespace, "race", number) for number in range(16)]
         async with kit.backend() as backend:
-            outcomes = await asyncio.gather(*[_put_outcome(backend, item) for item in rivals])
-            await kit.settle()
-            winners = [item for item, outcome in zip(rivals, outcomes, strict=True) if outcome is None]
-            assert len(winners) == 1
-            assert {outcome for outcome in outcomes if outcome is not None} == {winners[0].header}
-            assert winners[0].equals(await backend._get(rivals[0].name))
+            for number in range(ROUNDS):
+                rivals = [_rival(kit.namespace, f"race:{number}", racer) for racer in range(16)]
+                outcomes = await asyncio.gather(*[_put_outcome(backend, item) for item in rivals])
+                await kit.settle()
+                winners = [item for item, outcome in zip(rivals, outcomes, strict=True) if outcome is None]
+                assert len(winners) == 1
+                assert {outcome for outcome in outcomes if outcome is not None} == {winners[0].header}
+                assert winners[0].equals(await backend._get(rivals[0].name))
 
     @conformance(READ)
     async def test_one_of_many_processes_creates_a_name(self, kit: Harness) -> None:

@@ -35,9 +35,9 @@ def clean_environ() -> dict[str, str]:
     }
 
 
-def script_command(script: Path, *args: str) -> list[str]:
+def script_command(script: Path) -> list[str]:
     """Returns the command line of a fresh interpreter that runs a file without putting its folder on the path."""
-    return [sys.executable, "-c", _RUN, str(script), *args]
+    return [sys.executable, "-c", _RUN, str(script)]
 
 
 def fields(item: Sample) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Peer:
     """
 
     def __init__(self, resolved: ResolvedStore, *, cwd: Path | None = None) -> None:
-        self._command = script_command(_CHILD, resolved.to_json())
+        self._resolved = resolved
         self._cwd = cwd
         self._process: subprocess.Popen[str] | None = None
         self._stderr: IO[str] | None = None
@@ -69,7 +69,7 @@ class Peer:
     async def __aenter__(self) -> Peer:
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - see __aexit__
         self._process = subprocess.Popen(  # noqa: S603 - our own file, by our own interpreter
-            self._command,
+            script_command(_CHILD),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -78,7 +78,7 @@ class Peer:
             env=clean_environ(),
         )
         try:
-            await self._answer(None)
+            await self._answer(self._resolved.to_json() + "\n")  # by a pipe: secrets are in it
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -135,7 +135,7 @@ class Peer:
         self._process.stdin.write(json.dumps({"do": do, **command}) + "\n")
         self._process.stdin.flush()
 
-    async def _answer(self, line: str | None) -> dict[str, Any]:
+    async def _answer(self, line: str) -> dict[str, Any]:
         try:
             text = await asyncio.wait_for(asyncio.to_thread(self._exchange, line), PATIENCE)
         except asyncio.TimeoutError:
@@ -145,12 +145,12 @@ class Peer:
         answer: dict[str, Any] = json.loads(text)
         return answer
 
-    def _exchange(self, line: str | None) -> str:
+    def _exchange(self, line: str) -> str:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        if line is not None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended; what it said is shown by the caller
             process.stdin.write(line)
             process.stdin.flush()
         return process.stdout.readline()

@@ -145,7 +145,7 @@ def probe(do: str, store: str, **request: Any) -> dict[str, Any]:
     """Looks at a plugin in a fresh process; fails the test, with what the process said, if it dies."""
     done = subprocess.run(  # noqa: S603 - our own file, by our own interpreter
         script_command(_PROBE),
-        input=json.dumps({"do": do, "store": store, **request}),
+        input=json.dumps({"do": do, "store": store, **request}, default=str),  # paths are options, too
         capture_output=True,
         text=True,
         timeout=_PATIENCE,

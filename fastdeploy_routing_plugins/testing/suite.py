@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 class BackendConformance(
-    LifecycleTests, HonestyTests, ObjectTests, ListingTests, ConcurrencyTests, WaitingTests, RolloutTests, OutcomeTests
+    OutcomeTests,
+    RolloutTests,
+    WaitingTests,
+    ConcurrencyTests,
+    ListingTests,
+    ObjectTests,
+    HonestyTests,
+    LifecycleTests,  # pytest begins with the last base, so that a simple fault shows at a simple test
 ):
     """All tests of a store. A subclass states ``store`` and ``config``; see ``ConformanceBase`` for the rest."""
 

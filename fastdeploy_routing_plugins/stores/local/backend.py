@@ -29,7 +29,8 @@ class LocalBackend(BlockingBackend):
     """Objects as files below one folder; any number of processes and machines may share it.
 
     New folders and files get the modes that the umask leaves, so a trainer of another user can read, and, where its
-    group may write, delete.
+    group may write, delete. On network file systems reads copy: a mapped file that another machine deletes would kill
+    the process that looks at it.
     """
 
     def __init__(self, config: LocalConfig) -> None:
@@ -139,16 +140,9 @@ class LocalBackend(BlockingBackend):
 
     def _list(self, prefix: str) -> list[str]:
         root = self._opened()
-        namespace, rollout, rest = layout.split_prefix(prefix)
+        rollout = layout.within_rollout(prefix)
         try:
-            if rest is not None:
-                whole = layout.is_folder(namespace) and layout.is_folder(rollout or "")
-                names = _objects(root, f"{namespace}/{rollout}", rest) if whole else []
-            else:
-                names = []
-                for outer in [namespace] if rollout is not None else _folders(root, ".", namespace):
-                    for inner in _folders(root, outer, rollout or "") if layout.is_folder(outer) else ():
-                        names += _objects(root, f"{outer}/{inner}", "")
+            names = _objects(root, *rollout) if rollout else _all_objects(root, prefix)
         except OSError as err:
             raise self._failed(err, root, "listing") from err
         if not names:
@@ -156,9 +150,9 @@ class LocalBackend(BlockingBackend):
         return names
 
     def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
-        namespace, rollout, rest = layout.split_prefix(prefix)
-        if rollout is not None and rest is not None and layout.is_folder(namespace) and layout.is_folder(rollout):
-            names = self._watchers.wait(self._path, (namespace, rollout), lambda: self._list(prefix), seen, deadline)
+        rollout = layout.within_rollout(prefix)
+        if rollout:
+            names = self._watchers.wait(self._path, rollout[0], lambda: self._list(prefix), seen, deadline)
             if names is not None:
                 return names
         return super()._wait(prefix, seen, deadline)
@@ -183,22 +177,26 @@ class LocalBackend(BlockingBackend):
         )
 
 
+def _objects(root: Folder, path: str, begin: str = "") -> list[str]:
+    """Names of the objects in a rollout's folder whose part below that folder begins so, sorted."""
+    found = [layout.object_of(file) for file in root.names(path)]
+    return sorted([f"{path}/{name}" for name in found if name is not None and name.startswith(begin)])
+
+
+def _all_objects(root: Folder, prefix: str) -> list[str]:
+    """Names of the objects of all rollouts that match a prefix which ends before a rollout's own part."""
+    namespace, slash, rollout = prefix.partition("/")
+    names = []
+    for outer in [namespace] if slash else _folders(root, ".", namespace):
+        for inner in _folders(root, outer, rollout) if layout.is_folder(outer) else ():
+            names += _objects(root, f"{outer}/{inner}")
+    return names
+
+
 def _folders(root: Folder, path: str, begin: str) -> list[str]:
     """Names of the folders of ours in ``path`` that begin so, in the order of the names of what is in them."""
-    with root.find(path) as folder:  # a descriptor of its own: threads must not share one that they list
-        if folder is None:
-            return []
-        found = [name for name in os.listdir(folder.fd) if name.startswith(begin) and layout.is_folder(name)]
+    found = [name for name in root.names(path) if name.startswith(begin) and layout.is_folder(name)]
     return sorted(found, key=lambda name: f"{name}/")
-
-
-def _objects(root: Folder, path: str, begin: str) -> list[str]:
-    """Names of the objects in a rollout's folder whose part below that folder begins so, sorted."""
-    with root.find(path) as folder:
-        if folder is None:
-            return []
-        found = [layout.object_of(file) for file in os.listdir(folder.fd)]
-    return sorted([f"{path}/{name}" for name in found if name is not None and name.startswith(begin)])
 
 
 def _delete_in(root: Folder, namespace: str, rollouts: dict[str, list[str]]) -> int:

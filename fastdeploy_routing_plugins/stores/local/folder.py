@@ -8,7 +8,7 @@ import errno
 import os
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreUnavailableError
 
@@ -43,9 +43,12 @@ class _How(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
+_HOW_SIZE = ctypes.c_size_t(ctypes.sizeof(_How))
+
+
 @lru_cache(maxsize=8)
-def _how(flags: int) -> _How:
-    return _How(flags, 0, _NO_SYMLINKS)
+def _how(flags: int) -> Any:
+    return ctypes.byref(_How(flags, 0, _NO_SYMLINKS))
 
 
 class Folder:
@@ -99,8 +102,7 @@ class Folder:
         """
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         if sys.platform == "linux":
-            how = _how(flags)
-            fd: int = _libc.syscall(_OPENAT2, self.fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+            fd: int = _libc.syscall(_OPENAT2, self.fd, path.encode(), _how(flags), _HOW_SIZE)
             if fd >= 0:
                 return fd
             number = ctypes.get_errno()
@@ -135,6 +137,22 @@ class Folder:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=outer.fd)
             return outer.child(name)
+
+    def names(self, path: str) -> list[str]:
+        """Returns what is in a folder below this one, in any order: nothing if it is missing or no folder.
+
+        Each call has a descriptor of its own, since threads must not share one that they list.
+        """
+        try:
+            fd = self.open(path, _FOLDER_FLAGS)
+        except OSError as err:
+            if err.errno == errno.ENOENT or err.errno in NOT_A_FOLDER:
+                return []
+            raise
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
 
     def find(self, path: str) -> Folder | contextlib.nullcontext[None]:
         """Opens a folder below this one, for a ``with`` block; the block gets None if it is missing or no folder."""

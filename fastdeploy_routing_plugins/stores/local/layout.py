@@ -16,7 +16,8 @@ _ESCAPED = r"(?:[-0-9_a-z]|%[0-2][0-9a-f]|\.2[ef]|=[345][0-9a-f]|`60|~[6-9a-f][0
 _COMPONENT = rf"(?:{_ESCAPED}|~x[0-9a-f]{{40}})"
 _REST = r"([0-9]{6})%s([a-z][a-z0-9_]{0,31})%s([0-9]{19})%s([0-9a-z_-]{1,80})"
 _NAME = re.compile(rf"({_COMPONENT})/({_COMPONENT})/{_REST % ('/', '/', '/')}", re.ASCII)
-_FILE = re.compile(_REST % (r"\.", r"\.", r"\.") + re.escape(_SUFFIX), re.ASCII)
+_FILE = re.compile(_REST % (r"\.", r"\.", r"\.") + re.escape(_SUFFIX), re.ASCII)  # its parts contain no dot
+_WITHIN = re.compile(rf"({_COMPONENT}/{_COMPONENT})/(.*)", re.ASCII | re.DOTALL)
 _FOLDER = re.compile(_COMPONENT, re.ASCII)
 
 
@@ -35,8 +36,7 @@ def place(name: str) -> str:
 
 def object_of(file: str) -> str | None:
     """Returns the last four components of the name behind a file's name, or None if the file is not ours."""
-    match = _FILE.fullmatch(file)
-    return None if match is None else "/".join(match.groups())
+    return file[: -len(_SUFFIX)].replace(".", "/") if _FILE.fullmatch(file) else None
 
 
 def is_folder(name: str) -> bool:
@@ -44,11 +44,11 @@ def is_folder(name: str) -> bool:
     return _FOLDER.fullmatch(name) is not None
 
 
-def split_prefix(prefix: str) -> tuple[str, str | None, str | None]:
-    """Splits the beginning of a name into the namespace, the rollout, and the rest.
+def within_rollout(prefix: str) -> tuple[str, str] | None:
+    """Splits the beginning of a name into the path of the rollout's folder and what follows.
 
     Returns:
-        The last one that is not None may be the beginning of a component; the ones before it are whole.
+        None if it ends before that, or if no name begins so.
     """
-    namespace, *more = prefix.split("/", 2)
-    return namespace, more[0] if more else None, more[1] if len(more) > 1 else None
+    match = _WITHIN.fullmatch(prefix)
+    return None if match is None else (match[1], match[2])

@@ -39,7 +39,7 @@ class Watchers:
     def wait(
         self,
         root: str,
-        folders: tuple[str, str],
+        rollout: str,
         look: Callable[[], list[str]],
         seen: Sequence[str],
         deadline: float,
@@ -48,7 +48,7 @@ class Watchers:
 
         Args:
             root: Path of the store's folder.
-            folders: The namespace's folder and the rollout's folder in it; either may not exist yet.
+            rollout: Path of the rollout's folder below it, ``namespace/rollout``; either may not exist yet.
             look: Lists what is stored now.
             seen: What it returned before.
             deadline: In seconds of ``time.monotonic()``.
@@ -59,7 +59,7 @@ class Watchers:
         inotify = self._take()
         if inotify is None:
             return None
-        watch = _Watch(inotify, root, folders)
+        watch = _Watch(inotify, root, rollout)
         known = list(seen)
         try:
             while watch.arm():  # before the look, so that no change falls between
@@ -95,13 +95,13 @@ class Watchers:
 class _Watch:
     """One wait's watches: on the rollout's folder if it exists, else on those above it."""
 
-    def __init__(self, inotify: INotify, root: str, folders: tuple[str, str]) -> None:
+    def __init__(self, inotify: INotify, root: str, rollout: str) -> None:
         from inotify_simple import flags  # noqa: PLC0415 - Linux only
 
-        namespace, rollout = folders
+        namespace, _, name = rollout.partition("/")
         path = os.path.join(root, namespace)
         # Each level: its path, and which new entry in it matters (None: every change).
-        self._levels = ((root, namespace), (path, rollout), (os.path.join(path, rollout), None))
+        self._levels = ((root, namespace), (path, name), (os.path.join(path, name), None))
         self._mask = flags.CREATE | flags.MOVED_TO | flags.DELETE | flags.MOVED_FROM
         self._mask |= flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
         self._inotify = inotify

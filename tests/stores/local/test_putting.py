@@ -259,6 +259,20 @@ def test_fsync_covers_the_file_before_its_name_and_every_folder_after(
     assert log == ["file", "link", "folder", "folder", "folder"]
 
 
+def test_folders_that_cannot_be_synced_alone_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not here")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with opened(tmp_path, fsync=True) as backend:
+        put(backend, ITEM)
+        assert backend._list("") == [ITEM.name]
+
+
 def test_without_fsync_nothing_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as backend:
         calls: list[int] = []

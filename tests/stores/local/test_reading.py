@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fastdeploy_routing_plugins.errors import CorruptDataError, NotFoundError
+from fastdeploy_routing_plugins.errors import CorruptDataError, NotFoundError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.local import layout, mapping
 
-from ..helpers import descriptors, opened, part, put
+from ..helpers import descriptors, opened, part, prefix_of, put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,3 +210,39 @@ def test_ordinary_folders_are_not_on_the_network(tmp_path: Path) -> None:
 
 def test_what_the_kernel_cannot_name_counts_as_network() -> None:
     assert mapping.is_network(-1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize(
+    ("verb", "call"),
+    [("get", "pread"), ("get", "fstat"), ("list", "listdir"), ("list all", "listdir"), ("delete", "unlink")],
+)
+def test_errors_of_the_system_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, call: str, number: int
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with opened(tmp_path) as backend:
+        put(backend, SMALL)
+        monkeypatch.setattr(os, call, fails)
+        verbs = {
+            "get": lambda: backend._get(SMALL.name),
+            "list": lambda: backend._list(prefix_of()),
+            "list all": lambda: backend._list(""),
+            "delete": lambda: backend._delete([SMALL.name]),
+        }
+        with pytest.raises(StoreUnavailableError) as caught:
+            verbs[verb]()
+        monkeypatch.undo()
+    assert (caught.value.errno, bool(caught.value.hint)) == (number, True)
+
+
+def test_a_file_cut_off_while_it_is_read_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pread
+    with opened(tmp_path) as backend:
+        backend._mapped = False
+        put(backend, SMALL)
+        monkeypatch.setattr(os, "pread", lambda fd, size, at: whole(fd, size, at) if at == 0 else b"")
+        with pytest.raises(CorruptDataError):
+            backend._get(SMALL.name, [(0, 8)])
