@@ -245,12 +245,12 @@ def payload_of(array: IntArray) -> memoryview:
 
 def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
     """Returns the digests of a part's payload as ``PartHeader.digests`` holds them."""
-    return _digests(payload, part.num_layers, part.num_tokens * row_bytes, CHUNK_TOKENS * row_bytes)
+    return _digests(payload, part.num_layers, part.num_tokens * row_bytes, CHUNK_TOKENS * row_bytes).hex()
 
 
-def _digests(payload: memoryview, layers: int, layer_bytes: int, step: int) -> str:
-    digest = xxhash.xxh3_64_hexdigest
-    return "".join([digest(payload[chunk]) for chunk in _chunks(layers, layer_bytes, step)])
+def _digests(payload: memoryview, layers: int, layer_bytes: int, step: int) -> bytes:
+    digest = xxhash.xxh3_64_digest
+    return b"".join([digest(payload[chunk]) for chunk in _chunks(layers, layer_bytes, step)])
 
 
 @lru_cache(maxsize=32)
@@ -277,7 +277,7 @@ def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int
     """
     row_bytes = header.schema().row_bytes
     layer_bytes = (tokens[1] - tokens[0]) * row_bytes
-    found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes)
+    found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes).hex()
     first, per_layer = tokens[0] // CHUNK_TOKENS, -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)
     width = header.chunks * _DIGEST_DIGITS
     begin, end = first * _DIGEST_DIGITS, (first + per_layer) * _DIGEST_DIGITS

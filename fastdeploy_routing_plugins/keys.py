@@ -53,6 +53,14 @@ def encode_component(text: str, *, what: str = "rollout id", digest: bool = True
     """
     if not isinstance(text, str):
         raise InvalidKeyError(f"{what} must be a str, got {type(text).__name__}")
+    encoded = _encode(text if type(text) is str else str.__str__(text), what)
+    if digest or not encoded.startswith(_DIGEST_MARK):
+        return encoded
+    raise InvalidKeyError(f"{what} {text[:40]!r} is too long or a device name", hint="choose a shorter one")
+
+
+@lru_cache(maxsize=1024)  # a key is encoded several times between a call and the object's header
+def _encode(text: str, what: str) -> str:
     if not text:
         raise InvalidKeyError(f"{what} is empty", hint="every rollout needs an id of its own")
     try:
@@ -64,8 +72,6 @@ def encode_component(text: str, *, what: str = "rollout id", digest: bool = True
     encoded = "".join([_ESCAPE[b] for b in raw])
     if len(encoded) <= MAX_COMPONENT and encoded not in _DEVICE_NAMES:
         return encoded
-    if not digest:
-        raise InvalidKeyError(f"{what} {text[:40]!r} is too long or a device name", hint="choose a shorter one")
     return _DIGEST_MARK + hashlib.blake2b(raw, digest_size=20).hexdigest()
 
 
