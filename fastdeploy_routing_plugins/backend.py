@@ -9,7 +9,7 @@ Rules that the conformance kit checks:
 * ``_put`` is create-if-absent, atomic between processes: a name appears whole, or not at all, and never changes.
 * What ``_put`` accepted, every process finds at once by ``_get`` and ``_list``.
 * Absence is an ``AbsentError`` (usually ``NotFoundError``), never None and never empty bytes.
-* Names contain only ``0-9 a-z - . _ % = ` ~`` and ``/`` and have at most 600 characters.
+* Names contain only ``0-9 a-z - . _ % = ` ~`` and ``/`` and have at most 400 characters.
 """
 
 from __future__ import annotations

@@ -214,6 +214,8 @@ def finish(taken: Generator[str, None, ResolvedStore | None]) -> ResolvedStore:
         api,
         _text(store),
     )
+    if store.only_last_turn:
+        _log.warning("only_last_turn is accepted, but this release keeps every turn; delete what you are done with")
     return store
 
 

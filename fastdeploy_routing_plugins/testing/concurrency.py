@@ -11,7 +11,7 @@ from ..errors import AbsentError, AlreadyExistsError
 from ..spec import Capability
 from .harness import ConformanceBase, Harness, conformance
 from .objects import put_all
-from .peer import fields
+from .peer import PATIENCE, fields
 from .samples import Sample, content, root, sample
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ class ConcurrencyTests(ConformanceBase):
                 beat = kit.tmp_path / f"beat{turn}"
                 async with kit.peer() as peer:
                     peer.start("put_until_killed", objects=[fields(item) for item in items], beat=str(beat))
+                    until = time.monotonic() + PATIENCE
                     while not beat.exists():
+                        assert time.monotonic() < until, f"another process put nothing within {PATIENCE} s"
                         await asyncio.sleep(0.001)
                     await asyncio.sleep(pause)
                     await peer.kill()

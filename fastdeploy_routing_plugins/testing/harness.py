@@ -130,8 +130,24 @@ class Harness:
 
 async def close_quietly(backend: Backend) -> None:
     """Closes a backend at the end of a test about something else; ``test_close_returns_in_time`` is the strict one."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(backend._close(), CLOSE_LIMIT)
+    await in_time(backend._close(), CLOSE_LIMIT)
+
+
+async def in_time(operation: Coroutine[Any, Any, Any], limit: float) -> bool:
+    """Awaits an operation for a number of seconds; cancels it and returns False if it takes longer."""
+    __tracebackhide__ = True
+    task = asyncio.ensure_future(operation)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=limit)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if done:
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.wait({task}, timeout=CLOSE_LIMIT)
+    return False
 
 
 async def cuts_ranges(backend: Backend, item: Sample) -> bool:
@@ -182,7 +198,4 @@ def conformance(
 
 async def _bounded(scenario: Coroutine[Any, Any, None]) -> None:
     __tracebackhide__ = True
-    try:
-        await asyncio.wait_for(scenario, LIMIT)
-    except asyncio.TimeoutError:
-        pytest.fail(f"not done after {LIMIT:.0f} s")
+    assert await in_time(scenario, LIMIT), f"not done after {LIMIT:.0f} s"

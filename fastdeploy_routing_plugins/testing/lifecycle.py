@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..bridge import as_async
 from ..errors import AbsentError
 from ..spec import Capability
-from .harness import CLOSE_LIMIT, ConformanceBase, Harness, conformance
+from .harness import CLOSE_LIMIT, ConformanceBase, Harness, conformance, in_time
 from .samples import sample
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ class LifecycleTests(ConformanceBase):
         """``_open`` returns within 30 s, also beside another open handle."""
         first, second = (as_async(kit.resolved.create_backend()) for _ in range(2))
         try:
-            assert await _within(first._open(), OPEN_LIMIT), f"_open took more than {OPEN_LIMIT} s"
-            assert await _within(second._open(), OPEN_LIMIT), f"a second _open took more than {OPEN_LIMIT} s"
+            assert await in_time(first._open(), OPEN_LIMIT), f"_open took more than {OPEN_LIMIT} s"
+            assert await in_time(second._open(), OPEN_LIMIT), f"a second _open took more than {OPEN_LIMIT} s"
         finally:
-            await _within(first._close(), CLOSE_LIMIT)
-            await _within(second._close(), CLOSE_LIMIT)
+            await in_time(first._close(), CLOSE_LIMIT)
+            await in_time(second._close(), CLOSE_LIMIT)
 
     @conformance()
     async def test_close_returns_in_time(self, kit: Harness) -> None:
@@ -48,13 +48,13 @@ class LifecycleTests(ConformanceBase):
         await backend._open()
         item = sample(kit.namespace)
         await backend._put(item.name, item.header, item.buffer())
-        assert await _within(backend._close(), CLOSE_LIMIT), f"_close took more than {CLOSE_LIMIT} s"
+        assert await in_time(backend._close(), CLOSE_LIMIT), f"_close took more than {CLOSE_LIMIT} s"
 
     @conformance()
     async def test_close_without_open_is_harmless(self, kit: Harness) -> None:
         """``_close`` is called after a failed ``_open`` too, so it must not need anything that ``_open`` makes."""
         backend = as_async(kit.resolved.create_backend())
-        assert await _within(backend._close(), CLOSE_LIMIT), f"_close took more than {CLOSE_LIMIT} s"
+        assert await in_time(backend._close(), CLOSE_LIMIT), f"_close took more than {CLOSE_LIMIT} s"
 
     @conformance()
     async def test_close_with_pending_operations_returns_in_time(self, kit: Harness) -> None:
@@ -67,11 +67,11 @@ class LifecycleTests(ConformanceBase):
             far = time.monotonic() + 60.0
             pending.append(asyncio.create_task(_forget(backend._wait(f"{kit.root}never/", (), far))))
         await asyncio.sleep(0.01)
-        in_time = await _within(backend._close(), CLOSE_LIMIT)
+        closed = await in_time(backend._close(), CLOSE_LIMIT)
         for task in pending:
             task.cancel()
         _, stuck = await asyncio.wait(pending, timeout=CLOSE_LIMIT)
-        assert in_time, f"_close took more than {CLOSE_LIMIT} s"
+        assert closed, f"_close took more than {CLOSE_LIMIT} s"
         assert not stuck, f"{len(stuck)} operations hang after _close"
         for task in pending:
             task.cancelled() or task.exception()  # looked at, so that nobody complains; any outcome will do
@@ -155,14 +155,6 @@ class LifecycleTests(ConformanceBase):
             await asyncio.sleep(0.05)  # threads of a closed pool need a moment to end
             left = _descriptors() - descriptors, threading.active_count() - threads
         assert max(left) <= SPARE, f"{CYCLES} cycles left {left[0]} file descriptors and {left[1]} threads"
-
-
-async def _within(operation: Awaitable[Any], limit: float) -> bool:
-    try:
-        await asyncio.wait_for(operation, limit)
-    except asyncio.TimeoutError:
-        return False
-    return True
 
 
 async def _forget(operation: Awaitable[Any]) -> None:

@@ -102,7 +102,9 @@ class SqliteBackend(BlockingBackend):
             try:
                 db = idle.pop()
             except IndexError:
-                db = sqlite3.connect(self._path, self._busy_timeout, isolation_level=None, check_same_thread=False)
+                db = sqlite3.connect(
+                    self._path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+                )
             try:
                 db.execute("PRAGMA synchronous = NORMAL")  # survives a killed process; _flush, a killed machine
                 yield db
