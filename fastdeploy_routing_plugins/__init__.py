@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .resolver import ResolvedStore, resolve
     from .schema import RoutingSchema
     from .status import RolloutStatus
-    from .store import RoutingStore
-    from .sync import SyncStore
+    from .store.routing_store import RoutingStore
+    from .store.sync import SyncStore
 
 _WHERE = {
     "open_store": "opening",
     "open_store_async": "opening",
     "RoutingStore": "store",
-    "SyncStore": "sync",
+    "SyncStore": "store.sync",
     "RoutingSchema": "schema",
     "RoutingKey": "keys",
     "RolloutId": "keys",

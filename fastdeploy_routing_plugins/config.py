@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from .errors import ConfigError, InvalidPluginError
-from .faults import attempt, text_of
 from .keys import DEFAULT_NAMESPACE, encode_namespace
-from .options import HIDDEN, Option, OptionInfo, describe, is_sequence, options_of
-from .suggest import did_you_mean
+from .resolving.faults import attempt, text_of
+from .resolving.options import HIDDEN, Option, OptionInfo, describe, is_sequence, options_of
+from .resolving.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .sources import Item
+    from .resolving.sources import Item
 
 __all__ = [
     "CommonOptions",

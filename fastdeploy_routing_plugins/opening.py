@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .bridge import as_async
 from .resolver import ResolvedStore, resolve
-from .store import RoutingStore
-from .sync import SyncStore
+from .store.bridge import as_async
+from .store.routing_store import RoutingStore
+from .store.sync import SyncStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import resolved, sources
 from .errors import ConfigError, RoutingError
-from .resolved import STEPS, ResolvedStore
+from .resolving import resolved, sources
+from .resolving.resolved import STEPS, ResolvedStore
 from .spec import API_VERSION
 
 __all__ = ["STEPS", "ResolvedStore", "Step", "check", "resolve"]

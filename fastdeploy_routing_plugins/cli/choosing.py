@@ -12,11 +12,11 @@ import click
 
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
-from fastdeploy_routing_plugins.jsontext import parse_text
 from fastdeploy_routing_plugins.keys import RoutingKey
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore, resolve
-from fastdeploy_routing_plugins.sources import (
+from fastdeploy_routing_plugins.resolving.jsontext import parse_text
+from fastdeploy_routing_plugins.resolving.sources import (
     CONFIG_VARIABLE,
     HOST_KEYS,
     HOST_OPTIONS,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fastdeploy_routing_plugins.status import RolloutStatus
-    from fastdeploy_routing_plugins.sync import SyncStore
+    from fastdeploy_routing_plugins.store.sync import SyncStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.discovery import scan
 from fastdeploy_routing_plugins.errors import ConfigError, StoreDisabledError
 from fastdeploy_routing_plugins.resolver import Step, check
-from fastdeploy_routing_plugins.sources import CONFIG_VARIABLE, read, request_for
+from fastdeploy_routing_plugins.resolving.sources import CONFIG_VARIABLE, read, request_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

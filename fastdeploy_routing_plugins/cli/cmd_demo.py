@@ -21,7 +21,7 @@ from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_time
 from fastdeploy_routing_plugins.cli.signals import cleaning_up, no_orphans
 from fastdeploy_routing_plugins.demo.run import run_demo
 from fastdeploy_routing_plugins.opening import open_store
-from fastdeploy_routing_plugins.sources import (
+from fastdeploy_routing_plugins.resolving.sources import (
     CONFIG_VARIABLE,
     NAMESPACE_VARIABLE,
     OPTIONS_KEY,

@@ -11,7 +11,7 @@ import click
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.discovery import Candidate, scan
 from fastdeploy_routing_plugins.errors import StoreDisabledError
-from fastdeploy_routing_plugins.lookup import check_allowed, is_valid_name
+from fastdeploy_routing_plugins.resolving.lookup import check_allowed, is_valid_name
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins.cli.output import Output

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastdeploy_routing_plugins import loading, lookup
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.config import CommonOptions
 from fastdeploy_routing_plugins.discovery import scan
-from fastdeploy_routing_plugins.options import describe
-from fastdeploy_routing_plugins.sources import split_name
+from fastdeploy_routing_plugins.resolving import loading, lookup
+from fastdeploy_routing_plugins.resolving.options import describe
+from fastdeploy_routing_plugins.resolving.sources import split_name
 from fastdeploy_routing_plugins.spec import API_VERSION, Capability
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins.cli.output import Output
-    from fastdeploy_routing_plugins.options import OptionInfo
+    from fastdeploy_routing_plugins.resolving.options import OptionInfo
 
 
 @click.command("show")

@@ -14,9 +14,9 @@ from fastdeploy_routing_plugins.errors import AbortedError, CorruptDataError, St
 from fastdeploy_routing_plugins.keys import RoutingKey
 
 if TYPE_CHECKING:
-    from fastdeploy_routing_plugins.inspection import RolloutStat, VerifyReport
     from fastdeploy_routing_plugins.status import RolloutStatus
-    from fastdeploy_routing_plugins.sync import SyncStore
+    from fastdeploy_routing_plugins.store.inspection import RolloutStat, VerifyReport
+    from fastdeploy_routing_plugins.store.sync import SyncStore
 
 _BAR = 32
 

@@ -23,7 +23,7 @@ from fastdeploy_routing_plugins.spec import Capability
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fastdeploy_routing_plugins.sync import SyncStore
+    from fastdeploy_routing_plugins.store.sync import SyncStore
 
 T = TypeVar("T")
 

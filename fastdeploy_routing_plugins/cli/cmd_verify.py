@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastdeploy_routing_plugins.keys import RoutingKey
-    from fastdeploy_routing_plugins.sync import SyncStore
+    from fastdeploy_routing_plugins.store.sync import SyncStore
 
 
 @click.command("verify")

@@ -16,10 +16,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_routing_plugins.backend import Backend, Buffer
-from fastdeploy_routing_plugins.bridge import as_async
 from fastdeploy_routing_plugins.errors import RoutingError
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore
+from fastdeploy_routing_plugins.store.bridge import as_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

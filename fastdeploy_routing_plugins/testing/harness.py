@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pytest
 
 from ..backend import Backend, BlockingBackend
-from ..bridge import as_async
 from ..errors import UnsupportedError
 from ..resolver import ResolvedStore, resolve
 from ..spec import Capability
+from ..store.bridge import as_async
 from .guard import Guarded
 from .peer import Peer, clean_environ
 from .samples import Sample, cut, pieces, root, sample

@@ -10,9 +10,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..bridge import as_async
 from ..errors import AbsentError
 from ..spec import Capability
+from ..store.bridge import as_async
 from .harness import CLOSE_LIMIT, ConformanceBase, Harness, conformance, in_time
 from .samples import sample
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from ..arrays import IntArray
-    from ..store import RoutingStore
+    from ..store.routing_store import RoutingStore
 
 READ, LIST = Capability.READ, Capability.LIST
 READABLE = READ | LIST

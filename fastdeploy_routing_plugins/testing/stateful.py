@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from ..bridge import as_async
 from ..errors import AbsentError, AlreadyExistsError
+from ..store.bridge import as_async
 from .samples import Sample, content, root, sample
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastdeploy_routing_plugins.config import Loaded, load, option_names
 from fastdeploy_routing_plugins.errors import ConfigError
-from fastdeploy_routing_plugins.sources import merge, read
+from fastdeploy_routing_plugins.resolving.sources import merge, read
 
 HOST_KEYS = {"local_store_dir": "store_dir"}
 

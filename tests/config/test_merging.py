@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fastdeploy_routing_plugins.errors import ConfigError
-from fastdeploy_routing_plugins.sources import read, split_name
+from fastdeploy_routing_plugins.resolving.sources import read, split_name
 
 from .settings import Options, configure, of, problems
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins.errors import ConfigError
-from fastdeploy_routing_plugins.suggest import nearest
+from fastdeploy_routing_plugins.resolving.suggest import nearest
 
 from .settings import Options, configure, of, problems
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins import RoutingKey
-from fastdeploy_routing_plugins.assemble import Attempts, uncovered
 from fastdeploy_routing_plugins.errors import InvalidKeyError, NotFoundError
 from fastdeploy_routing_plugins.names import AbortName, Part, PartName, SealName
+from fastdeploy_routing_plugins.store.assemble import Attempts, uncovered
 
 KEY = RoutingKey("a")
 PREFIX = KEY.prefix("default")

@@ -18,7 +18,7 @@ from fastdeploy_routing_plugins import envelope
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import CorruptDataError, UnsupportedError
 from fastdeploy_routing_plugins.names import Part
-from fastdeploy_routing_plugins.reading import Piece, decode_piece
+from fastdeploy_routing_plugins.store.reading import Piece, decode_piece
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envelope-1.0.json"
 MUTATIONS = int(os.environ.get("FD_ROUTING_TEST_MUTATIONS", "5000"))

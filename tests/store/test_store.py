@@ -12,8 +12,8 @@ import pytest
 
 from fastdeploy_routing_plugins import Part, RoutingKey, RoutingSchema, RoutingStore, SyncStore, WeightSpan
 from fastdeploy_routing_plugins import errors as e
-from fastdeploy_routing_plugins.bridge import as_async
 from fastdeploy_routing_plugins.spec import Capability
+from fastdeploy_routing_plugins.store.bridge import as_async
 
 from .memory import AsyncMemory, BlockingMemory, Shelf, open_memory, resolved
 

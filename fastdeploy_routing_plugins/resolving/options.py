@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import InvalidPluginError
+from ..errors import InvalidPluginError
 from .faults import attempt, text_of
 
 HIDDEN = "***"

@@ -7,13 +7,13 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import InvalidPluginError, MissingDependencyError, ResolveError, StoreLoadError
-from .spec import StoreSpec
+from ..errors import InvalidPluginError, MissingDependencyError, ResolveError, StoreLoadError
+from ..spec import StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .discovery import Candidate
+    from ..discovery import Candidate
 
 T = TypeVar("T")
 

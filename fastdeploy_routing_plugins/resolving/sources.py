@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from .discovery import normalise
-from .errors import ConfigError
+from ..discovery import normalise
+from ..errors import ConfigError
 from .jsontext import fail, kind_of, parse_text
 from .suggest import did_you_mean, nearest
 

@@ -14,14 +14,14 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeoutError  # not the built-in one before Python 3.11
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
-from .errors import StoreClosedError, StoreUnavailableError
+from ..backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
+from ..errors import StoreClosedError, StoreUnavailableError
 from .pool import DaemonPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from .errors import AbsentError
+    from ..errors import AbsentError
 
 T = TypeVar("T")
 

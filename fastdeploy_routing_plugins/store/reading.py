@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .backend import Blob, GetRequest
-from .envelope import CHUNK_TOKENS, PartHeader, decode_header, verify_chunks
-from .errors import ConflictError, CorruptDataError
-from .names import Part, PartName
+from ..backend import Blob, GetRequest
+from ..envelope import CHUNK_TOKENS, PartHeader, decode_header, verify_chunks
+from ..errors import ConflictError, CorruptDataError
+from ..names import Part, PartName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .arrays import IntArray
+    from ..arrays import IntArray
 
 
 @dataclass(frozen=True, slots=True)

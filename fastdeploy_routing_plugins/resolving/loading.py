@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
-from . import hookspecs
-from .config import option_names
-from .errors import IncompatibleStoreError, InvalidPluginError, RoutingError
+from .. import hookspecs
+from ..config import option_names
+from ..errors import IncompatibleStoreError, InvalidPluginError, RoutingError
+from ..spec import Capability, StoreSpec
 from .faults import attempt, import_error, invalid, missing_dependency, packaging_fault, plugin_fault, short, text_of
-from .spec import Capability, StoreSpec
 from .suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .discovery import Candidate
-    from .spec import StoreContext
+    from ..discovery import Candidate
+    from ..spec import StoreContext
 
 HOOK = "fd_routing_store"
 EXPECTED = f"expected a module with `@hookimpl def {HOOK}() -> StoreSpec`"

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, NoReturn
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 MAX_TEXT_BYTES = 1 << 20
 

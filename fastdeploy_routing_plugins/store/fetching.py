@@ -6,19 +6,19 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..envelope import AbortHeader
+from ..errors import AbortedError, AbsentError, ConflictError, InvalidKeyError, InvalidRecordError
+from ..names import AbortName, Part
+from ..record import RoutingRecord, spans_within
 from . import reading
 from .assemble import Attempts, absence, uncovered
-from .envelope import AbortHeader
-from .errors import AbortedError, AbsentError, ConflictError, InvalidKeyError, InvalidRecordError
-from .names import AbortName, Part
-from .record import RoutingRecord, spans_within
 from .selection import Selection, bounds, closed
 
 if TYPE_CHECKING:
-    from .keys import RoutingKey
+    from ..keys import RoutingKey
+    from ..schema import RoutingSchema
+    from ..status import RolloutStatus
     from .objects import Objects
-    from .schema import RoutingSchema
-    from .status import RolloutStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from .backend import Backend, Blob, Buffer, GetRequest
-from .envelope import Header, PartHeader, decode_header, encode_header
-from .errors import (
+from ..backend import Backend, Blob, Buffer, GetRequest
+from ..envelope import Header, PartHeader, decode_header, encode_header
+from ..errors import (
     AbsentError,
     AlreadyExistsError,
     ConflictError,
@@ -18,7 +18,7 @@ from .errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
-from .spec import Capability
+from ..spec import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence

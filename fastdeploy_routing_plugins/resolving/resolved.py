@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..backend import Backend, BlockingBackend
+from ..config import default_producer, describe, effective, load, option_names
+from ..discovery import scan
+from ..errors import ConfigError, IncompatibleStoreError, InvalidPluginError
+from ..keys import encode_namespace
+from ..spec import API_VERSION, StoreContext, StoreSpec
 from . import loading, lookup, sources
-from .backend import Backend, BlockingBackend
-from .config import default_producer, describe, effective, load, option_names
-from .discovery import scan
-from .errors import ConfigError, IncompatibleStoreError, InvalidPluginError
 from .faults import invalid
-from .keys import encode_namespace
 from .sources import Request
-from .spec import API_VERSION, StoreContext, StoreSpec
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from .discovery import Candidate
+    from ..discovery import Candidate
 
 STEPS = ("allowed", "found", "import", "hook", "spec", "api", "config", "preflight")
 _log = logging.getLogger("fastdeploy_routing_plugins")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import InvalidRecordError
-from .names import Part, PartName
+from ..errors import InvalidRecordError
+from ..names import Part, PartName
 from .selection import Selection, bounds
 
 if TYPE_CHECKING:
-    from .schema import RoutingSchema
+    from ..schema import RoutingSchema
 
 
 def place(

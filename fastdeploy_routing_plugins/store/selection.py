@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import SupportsIndex
 
-from .errors import InvalidKeyError
+from ..errors import InvalidKeyError
 
 Selection = int | slice | range | tuple[int, int] | None
 

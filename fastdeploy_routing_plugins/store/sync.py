@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .backend import Backend, BlockingBackend
+from ..backend import Backend, BlockingBackend
+from ..errors import StoreUnavailableError
 from .bridge import LoopThread, inline, run_inline
-from .errors import StoreUnavailableError
-from .store import RoutingStore
+from .routing_store import RoutingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from ..keys import RoutingKey
+    from ..record import RoutingRecord, WeightSpan
+    from ..resolver import ResolvedStore
+    from ..schema import RoutingSchema
+    from ..status import PutOutcome, RolloutStatus
     from .inspection import RolloutStat, VerifyReport
-    from .keys import RoutingKey
-    from .record import RoutingRecord, WeightSpan
-    from .resolver import ResolvedStore
-    from .schema import RoutingSchema
     from .selection import Selection
-    from .status import PutOutcome, RolloutStatus
 
 T = TypeVar("T")
 

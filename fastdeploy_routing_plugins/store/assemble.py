@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .errors import ConflictError, IncompleteError, InvalidKeyError, NotFoundError, PendingError
-from .names import AbortName, ObjectName, Part, PartName, SealName, parse_object
-from .status import RolloutStatus, State
+from ..errors import ConflictError, IncompleteError, InvalidKeyError, NotFoundError, PendingError
+from ..names import AbortName, ObjectName, Part, PartName, SealName, parse_object
+from ..status import RolloutStatus, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .keys import RoutingKey
+    from ..keys import RoutingKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import arrays, reading
+from .. import arrays
+from ..backend import GetRequest
+from ..envelope import PartHeader, decode_header
+from ..errors import AbsentError, ConflictError, CorruptDataError, InvalidKeyError, InvalidRecordError
+from ..keys import RoutingKey, encode_namespace, encode_prefix
+from ..names import StoredName, parse_name
+from ..record import WeightSpan, spans_within
+from . import reading
 from .assemble import absence
-from .backend import GetRequest
-from .envelope import PartHeader, decode_header
-from .errors import AbsentError, ConflictError, CorruptDataError, InvalidKeyError, InvalidRecordError
-from .keys import RoutingKey, encode_namespace, encode_prefix
-from .names import StoredName, parse_name
-from .record import WeightSpan, spans_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .arrays import IntArray
+    from ..arrays import IntArray
+    from ..schema import RoutingSchema
+    from ..status import RolloutStatus
     from .objects import Objects
-    from .schema import RoutingSchema
-    from .status import RolloutStatus
 
 _BATCH = 256  # headers fetched at a time
 

@@ -6,13 +6,13 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from .errors import DuplicateStoreError, InvalidPluginError, StoreDisabledError, UnknownStoreError
+from ..errors import DuplicateStoreError, InvalidPluginError, StoreDisabledError, UnknownStoreError
 from .suggest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .discovery import Candidate, Scan
+    from ..discovery import Candidate, Scan
 
 DISABLED_VARIABLE = "FD_ROUTING_STORE_DISABLED"
 ALLOWED_VARIABLE = "FD_ROUTING_STORES_ALLOWED"

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, final
 
-from . import arrays, envelope, fetching, inspection
+from .. import arrays, envelope
+from ..backend import Backend, Buffer
+from ..errors import AbortedError, InvalidKeyError, InvalidRecordError, SupersededError
+from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace
+from ..names import AbortName, ObjectName, PartName, SealName
+from ..record import RoutingRecord, WeightSpan, check_spans
+from ..spec import Capability
+from ..status import PutOutcome, RolloutStatus
+from . import fetching, inspection
 from .assemble import Attempts
-from .backend import Backend, Buffer
-from .errors import AbortedError, InvalidKeyError, InvalidRecordError, SupersededError
-from .keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace
-from .names import AbortName, ObjectName, PartName, SealName
 from .objects import CALL_LIMIT, READABLE, Objects
 from .placing import place
-from .record import RoutingRecord, WeightSpan, check_spans
-from .spec import Capability
-from .status import PutOutcome, RolloutStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ..resolver import ResolvedStore
+    from ..schema import RoutingSchema
     from .inspection import RolloutStat, VerifyReport
-    from .resolver import ResolvedStore
-    from .schema import RoutingSchema
     from .selection import Selection
 
 

@@ -1,0 +1,1 @@
+"""The steps from a store's name to a checked plugin and its options; ``resolver`` is the door."""
