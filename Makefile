@@ -24,7 +24,7 @@ help:
 	@echo "make test       set up, then everything: lint, types, tests, the wheel, a third-party store, other Pythons"
 	@echo "make setup      set up only"
 	@echo "make lint       ruff and mypy --strict"
-	@echo "make test-long  the tests with their long runs (about an hour)"
+	@echo "make test-long  the tests with their long runs"
 	@echo "make bench      the benchmarks behind the README's figures"
 	@echo "make docs       write the generated blocks of README.md anew"
 	@echo "make clean      remove everything that was made here"

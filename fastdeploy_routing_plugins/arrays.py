@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRecordError
+from .keys import shown
 
 if TYPE_CHECKING:
     from .names import Part
@@ -51,7 +52,10 @@ def _from_tensor(routing: Any) -> npt.NDArray[Any]:
             raise InvalidRecordError(f"routing must hold integers, got {routing.dtype}")
         routing = routing.detach().cpu().numpy()
     elif hasattr(routing, "__array__"):
-        routing = np.asarray(routing)
+        try:
+            routing = np.asarray(routing)
+        except (TypeError, ValueError, RuntimeError) as err:
+            raise InvalidRecordError(f"{type(routing).__name__} does not become an array: {err}") from err
     if not isinstance(routing, np.ndarray):
         raise InvalidRecordError(
             f"routing must be a NumPy array or a Paddle or torch tensor, got {type(routing).__name__}",
@@ -66,8 +70,9 @@ def layer_first(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
     Raises:
         InvalidRecordError: the rank or the layout's name is wrong.
     """
-    if layout not in LAYOUTS:
-        raise InvalidRecordError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    given: object = layout
+    if not isinstance(given, str) or given not in LAYOUTS:
+        raise InvalidRecordError(f"layout must be one of {', '.join(LAYOUTS)}, got {shown(layout)}")
     if array.ndim == 2:
         return array[np.newaxis]
     if array.ndim != 3:

@@ -106,7 +106,8 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
 
     def what(self) -> PartName:
         """The last component of the part's name."""
-        return PartName(self.part(), len(self.layer_ids), self.total_tokens, self.schema().row_bytes)
+        schema = self.schema()
+        return PartName(self.part(), schema.num_layers, self.total_tokens, schema.row_bytes, schema.fingerprint)
 
     def spans(self) -> tuple[WeightSpan, ...]:
         """The weight-version spans."""
@@ -166,9 +167,15 @@ _decoder: msgspec.json.Decoder[Header] = msgspec.json.Decoder(Header)
 
 
 def encode_header(header: Header) -> bytes:
-    """Returns the header's line."""
+    """Returns the header's line.
+
+    Raises:
+        InvalidRecordError: The header would be longer than readers accept.
+    """
     magic = _MAGIC + b"%d.%d " % FORMAT
     body = _encoder.encode(header)
+    if len(body) > MAX_HEADER - 64:
+        raise InvalidRecordError(f"the part needs a header of {len(body)} bytes", hint="put it in smaller parts")
     return magic + _line_digest(magic, body) + b" " + body
 
 

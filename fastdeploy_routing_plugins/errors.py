@@ -225,6 +225,12 @@ class ProducerLostError(StoreError):
     code = "producer_lost"
 
 
+class BackendError(StoreError):
+    """The store's backend failed in a way that its contract does not have, or answered something impossible."""
+
+    code = "backend"
+
+
 class StoreClosedError(StoreError):
     """The store was closed."""
 

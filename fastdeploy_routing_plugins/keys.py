@@ -13,9 +13,11 @@ become a digest instead, and the full id is compared in the header on every read
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import SupportsIndex
 
 from .errors import InvalidKeyError
 
@@ -62,7 +64,7 @@ def encode_component(text: str, *, what: str = "rollout id", digest: bool = True
 @lru_cache(maxsize=1024)  # a key is encoded several times between a call and the object's header
 def _encode(text: str, what: str) -> str:
     if not text:
-        raise InvalidKeyError(f"{what} is empty", hint="every rollout needs an id of its own")
+        raise InvalidKeyError(f"{what} is empty", hint=f"a {what} has at least one character")
     try:
         raw = text.encode("utf-8")
     except UnicodeEncodeError as err:
@@ -152,9 +154,16 @@ class RoutingKey:
 
     def __post_init__(self) -> None:
         encode_component(self.rollout_id)
-        check_int("choice", self.choice, MAX_CHOICE)
-        if not _KIND.fullmatch(str(self.kind)):
-            raise InvalidKeyError(f"kind {self.kind!r} must match [a-z][a-z0-9_]* and have at most 32 characters")
+        # Subclasses of str (numpy.str_ is one) and NumPy's integers become plain: they are stored and compared.
+        if type(self.rollout_id) is not str:
+            object.__setattr__(self, "rollout_id", str.__str__(self.rollout_id))
+        if type(self.choice) is not int or not 0 <= self.choice <= MAX_CHOICE:
+            object.__setattr__(self, "choice", check_int("choice", self.choice, MAX_CHOICE))
+        kind: object = self.kind
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise InvalidKeyError(f"kind {kind!r} must match [a-z][a-z0-9_]* and have at most 32 characters")
+        if type(kind) is not str:
+            object.__setattr__(self, "kind", str.__str__(kind))
 
     def __str__(self) -> str:
         extra = (f"#{self.choice}" if self.choice else "") + (f" ({self.kind})" if self.kind != DEFAULT_KIND else "")
@@ -167,10 +176,32 @@ class RoutingKey:
 
 
 def check_int(what: str, value: object, limit: int, *, low: int = 0) -> int:
-    """Returns ``value`` if it is an integer from ``low`` to ``limit``; raises InvalidKeyError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= limit:
-        raise InvalidKeyError(f"{what} must be an integer from {low} to {limit}, got {value!r}")
-    return value
+    """Returns ``value``, a Python or NumPy integer, as an int from ``low`` to ``limit``; raises InvalidKeyError."""
+    number = as_int(value)
+    if number is None or not low <= number <= limit:
+        raise InvalidKeyError(f"{what} must be an integer from {low} to {limit}, got {shown(value)}")
+    return number
+
+
+def as_int(value: object) -> int | None:
+    """Returns a Python or NumPy integer as an int, and None for everything else, bool and arrays included."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or type(value).__name__ == "bool":
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # arrays claim to be indices
+        return None
+
+
+def shown(value: object) -> str:
+    """Returns a short text for a value in a message; values without a printable form included."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a huge integer"
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def as_key(key: str | RoutingKey, choice: int = 0) -> RoutingKey:
@@ -181,7 +212,7 @@ def as_key(key: str | RoutingKey, choice: int = 0) -> RoutingKey:
     """
     if not isinstance(key, RoutingKey):
         return RoutingKey(key, choice)
-    if choice not in (0, key.choice):
+    if check_int("choice", choice, MAX_CHOICE) not in (0, key.choice):
         raise InvalidKeyError(f"choice={choice} contradicts the key's choice {key.choice}")
     return key
 

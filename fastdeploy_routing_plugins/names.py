@@ -2,17 +2,19 @@
 
 Within ``RoutingKey.prefix`` a name continues with ``attempt/object``. The object is one of::
 
-    p-{tokens}-{total tokens}-{layers}-{total layers}-{row bytes}   a part: some tokens x some layers
-    s-{total tokens}                                                a seal: says the total later
-    x                                                               an abort mark
+    p-{tokens}-{total tokens}-{layers}-{total layers}-{row bytes}-{schema}  a part: some tokens x some layers
+    s-{total tokens}                                                        a seal: says the total later
+    x                                                                       an abort mark
 
-Numbers are decimal with leading zeros (``_`` for a total that is not known yet), so names sort as the numbers do.
+Numbers are decimal with leading zeros (``_`` for a total that is not known yet), so names sort as the numbers do;
+``schema`` is ``RoutingSchema.fingerprint``.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import InvalidKeyError
 from .keys import MAX_ATTEMPT, RoutingKey, check_int, decode_component
@@ -21,7 +23,7 @@ MAX_TOKENS = 9_999_999_999
 MAX_LAYERS = 99_999
 _UNKNOWN = "_" * 10
 _PART = re.compile(
-    r"p-([0-9]{10})-([0-9]{10})-([0-9]{10}|_{10})-([0-9]{5})-([0-9]{5})-([0-9]{5})-([0-9]{6})", re.ASCII
+    r"p-([0-9]{10})-([0-9]{10})-([0-9]{10}|_{10})-([0-9]{5})-([0-9]{5})-([0-9]{5})-([0-9]{6})-([0-9a-f]{8})", re.ASCII
 )
 _SEAL = re.compile(r"s-([0-9]{10})", re.ASCII)
 _ATTEMPT = re.compile(r"[0-9]{19}", re.ASCII)
@@ -80,12 +82,14 @@ class PartName:
         total_layers: Number of MoE layers of the whole rollout.
         total_tokens: Number of recorded tokens of the whole rollout, or None if not known when it was put.
         row_bytes: Bytes of one token in one layer, ``top_k * itemsize``.
+        schema: The schema's fingerprint.
     """
 
     part: Part
     total_layers: int
     total_tokens: int | None
     row_bytes: int
+    schema: str = "00000000"
 
     def __post_init__(self) -> None:
         check_int("total_layers", self.total_layers, MAX_LAYERS, low=1)
@@ -110,7 +114,8 @@ class PartName:
     def __str__(self) -> str:
         (t0, t1), (l0, l1) = self.part.tokens, self.part.layers
         total = _UNKNOWN if self.total_tokens is None else f"{self.total_tokens:010d}"
-        return f"p-{t0:010d}-{t1:010d}-{total}-{l0:05d}-{l1:05d}-{self.total_layers:05d}-{self.row_bytes:06d}"
+        grid = f"{t0:010d}-{t1:010d}-{total}-{l0:05d}-{l1:05d}-{self.total_layers:05d}"
+        return f"p-{grid}-{self.row_bytes:06d}-{self.schema}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ class AbortName:
 ObjectName = PartName | SealName | AbortName
 
 
+@lru_cache(maxsize=65_536)  # a rollout of many parts is listed once for each of them
 def parse_object(text: str) -> ObjectName:
     """Parses a name's last component.
 
@@ -144,9 +150,10 @@ def parse_object(text: str) -> ObjectName:
         InvalidKeyError: it is none of the three forms.
     """
     if match := _PART.fullmatch(text):
-        t0, t1, total, l0, l1, total_layers, row = match.groups()
+        t0, t1, total, l0, l1, total_layers, row, schema = match.groups()
         total_tokens = None if total == _UNKNOWN else int(total)
-        return PartName(Part((int(t0), int(t1)), (int(l0), int(l1))), int(total_layers), total_tokens, int(row))
+        part = Part((int(t0), int(t1)), (int(l0), int(l1)))
+        return PartName(part, int(total_layers), total_tokens, int(row), schema)
     if match := _SEAL.fullmatch(text):
         return SealName(int(match[1]))
     if text == "x":

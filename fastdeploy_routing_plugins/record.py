@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRecordError
+from .keys import as_int, shown
+from .names import MAX_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from .arrays import IntArray
     from .keys import RoutingKey
     from .names import Part
     from .schema import RoutingSchema
+
+
+MAX_VERSION = 256  # characters of a weight version
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,40 @@ class WeightSpan:
     start: int
     stop: int
     version: int | str
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            object.__setattr__(self, name, _number(name, getattr(self, name), 0, MAX_TOKENS))
+        version: object = self.version
+        if not isinstance(version, str):
+            object.__setattr__(self, "version", _number("version", version, -(2**63), 2**63 - 1))
+        elif not 0 < len(version) <= MAX_VERSION or not version.isprintable():
+            raise InvalidRecordError(f"a version is a number or 1 to {MAX_VERSION} printable characters")
+        elif type(version) is not str:
+            object.__setattr__(self, "version", str.__str__(version))
+
+
+def _number(what: str, value: object, low: int, high: int) -> int:
+    number = as_int(value)
+    if number is None or not low <= number <= high:
+        raise InvalidRecordError(f"{what} of a weight-version span must be an integer, got {shown(value)}")
+    return number
+
+
+def as_spans(given: object, tokens: tuple[int, int]) -> tuple[WeightSpan, ...]:
+    """Returns what a caller states as weight versions, checked.
+
+    Raises:
+        InvalidRecordError: these are no spans, or they do not cover the tokens.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidRecordError(f"weight_versions must be a list of WeightSpan, got {type(given).__name__}")
+    spans = tuple(given)
+    for span in spans:
+        if not isinstance(span, WeightSpan):
+            raise InvalidRecordError(f"weight_versions must be a list of WeightSpan, got {type(span).__name__} in it")
+    check_spans(spans, tokens)
+    return spans
 
 
 def check_spans(spans: tuple[WeightSpan, ...], tokens: tuple[int, int]) -> None:

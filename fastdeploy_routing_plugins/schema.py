@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import InvalidRecordError, SchemaMismatchError
+from .keys import as_int, shown
 from .names import MAX_LAYERS
 
 MAX_EXPERTS = 2**32
@@ -42,15 +45,13 @@ class RoutingSchema:
         Raises:
             InvalidRecordError: a field is out of range, or ``layer_ids`` is empty or not strictly increasing.
         """
-        _whole("num_experts", num_experts, 1, MAX_EXPERTS)
-        _whole("top_k", top_k, 1, min(num_experts, MAX_TOP_K))
+        num_experts = _whole("num_experts", num_experts, 1, MAX_EXPERTS)
+        top_k = _whole("top_k", top_k, 1, min(num_experts, MAX_TOP_K))
         if isinstance(layer_ids, (str, bytes, int)) or not isinstance(layer_ids, Iterable):
             raise InvalidRecordError(
                 f"layer_ids must list the model's MoE layers, got {layer_ids!r}", hint="for example range(1, 46)"
             )
-        ids = tuple(layer_ids)
-        for value in ids:
-            _whole("a layer id", value, 0, 2**31 - 1)
+        ids = tuple([_whole("a layer id", value, 0, 2**31 - 1) for value in layer_ids])
         if not ids or len(ids) > MAX_LAYERS:
             raise InvalidRecordError(f"layer_ids must list 1 to {MAX_LAYERS} layers, got {len(ids)}")
         if any(b <= a for a, b in itertools.pairwise(ids)):
@@ -76,6 +77,11 @@ class RoutingSchema:
         """Bytes of one token in one layer."""
         return self.top_k * _ITEMSIZE[self.dtype]
 
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits that differ, in practice, between any two schemas; part of every part's name."""
+        return _fingerprint(self)
+
     def __str__(self) -> str:
         ids = self.layer_ids
         dense = ids[-1] - ids[0] + 1 == len(ids)
@@ -89,8 +95,10 @@ class RoutingSchema:
             InvalidRecordError: the layer has no recorded routing.
         """
         try:
-            return self.layer_ids.index(layer_id)
-        except ValueError:
+            return self.layer_ids.index(_whole("a layer id", layer_id, 0, 2**31 - 1))
+        except ValueError as err:
+            if isinstance(err, InvalidRecordError):
+                raise
             raise InvalidRecordError(f"layer {layer_id} is not recorded: {self}") from None
 
     def require(self, expected: RoutingSchema) -> None:
@@ -108,6 +116,14 @@ class RoutingSchema:
             )
 
 
-def _whole(what: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRecordError(f"{what} must be an integer from {low} to {high}, got {value!r}")
+@lru_cache(maxsize=64)
+def _fingerprint(schema: RoutingSchema) -> str:
+    text = f"{schema.num_experts} {schema.top_k} {' '.join(map(str, schema.layer_ids))}"
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _whole(what: str, value: object, low: int, high: int) -> int:
+    number = as_int(value)
+    if number is None or not low <= number <= high:
+        raise InvalidRecordError(f"{what} must be an integer from {low} to {high}, got {shown(value)}")
+    return number

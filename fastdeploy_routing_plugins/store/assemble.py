@@ -72,19 +72,19 @@ class Attempts:
         """
         total_layers = 0
         total_tokens: int | None = None
-        row_bytes = 0
+        first: PartName | None = None
         stop = 0
         for what in self.objects.get(attempt, ()):
             if isinstance(what, AbortName):
                 continue
             if isinstance(what, PartName):
-                if total_layers and (what.total_layers, what.row_bytes) != (total_layers, row_bytes):
+                if first is not None and first.schema != what.schema:
                     raise ConflictError(
-                        f"parts disagree: {total_layers} layers of {row_bytes} bytes a token, and "
-                        f"{what.total_layers} of {what.row_bytes}",
+                        f"parts follow different schemas ({first.total_layers} layers of {first.row_bytes} bytes a "
+                        f"token, {what.total_layers} of {what.row_bytes}; fingerprints {first.schema}, {what.schema})",
                         hint="one rollout has one schema; delete it and put it again",
                     )
-                total_layers, row_bytes = what.total_layers, what.row_bytes
+                first, total_layers = what, what.total_layers
                 stop = max(stop, what.part.tokens[1])
             if what.total_tokens is not None:
                 if total_tokens not in (None, what.total_tokens):
@@ -127,12 +127,13 @@ class Attempts:
             key, state, number, parts, total_layers, total_tokens, missing, nbytes, tuple(self.objects), problem
         )
 
-    def check_new(self, key: RoutingKey, attempt: int, what: PartName | SealName) -> None:
-        """Raises ConflictError if a new object cannot belong to the attempt's other ones."""
+    def check_new(self, key: RoutingKey, attempt: int, what: PartName | SealName | None) -> None:
+        """Raises ConflictError if the attempt's objects, and a new one if given, contradict each other."""
         objects = self.objects.get(attempt, ())
-        if objects and what not in objects:
+        if objects:
+            new = () if what is None or what in objects else (what,)
             try:
-                Attempts(self.prefix, {attempt: (*objects, what)}).totals(attempt)
+                Attempts(self.prefix, {attempt: (*objects, *new)}).totals(attempt)
             except ConflictError as err:
                 raise ConflictError(f"{key}, attempt {attempt}: {err.message}", hint=err.hint) from None
 
@@ -169,7 +170,11 @@ def _holes(spans: list[tuple[int, int]], within: tuple[int, int]) -> list[tuple[
 
 def absence(status: RolloutStatus, missing: tuple[Part, ...]) -> PendingError | IncompleteError:
     """Returns the error that says why a rollout, or the range asked of it, cannot be read yet."""
-    if status.total_tokens is None or not status.total_layers:
+    if status.total_tokens is not None and not status.parts:
+        return PendingError(
+            f"{status.key} is sealed with {status.total_tokens} tokens, none of its parts is there yet", parts=[]
+        )
+    if status.total_tokens is None:
         return PendingError(
             f"{status.key} has {len(status.parts)} parts, its total number of tokens is not known yet",
             hint="the producer states total_tokens with a part, or calls seal(id, total_tokens)",

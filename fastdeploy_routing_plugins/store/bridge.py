@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
+from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError  # not the built-in one before Python 3.11
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 _WAITERS = 16  # native waits that may each occupy a thread; further ones poll
 _ALIVE_CHECK = 1.0  # s between looks whether the loop still runs
-_WAIT_SLICE = 0.5  # s a waiting thread may outlive a cancelled waiter
+_WAIT_SLICE = 0.1  # s a waiting thread may outlive a cancelled waiter
 
 
 class _Calls(Backend):
@@ -49,7 +51,9 @@ class _Calls(Backend):
         await self._call(self.blocking._flush)
 
     async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
-        await self._call(self.blocking._put, name, header, payload)
+        verb: Callable[..., object] = self.blocking._put  # returns nothing, unless it breaks its contract
+        answer: object = await self._call(verb, name, header, payload)
+        return answer  # type: ignore[return-value]
 
     async def _delete(self, names: Sequence[str]) -> int:
         return await self._call(self.blocking._delete, names)
@@ -87,6 +91,20 @@ class _Threads(_Calls):
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        # The caller's memory is the caller's again when this is cancelled, the thread's work is not: hence the copy.
+        verb: Callable[..., object] = self.blocking._put
+        held = payload.retain()
+
+        def put() -> object:
+            try:
+                return verb(name, header, held)
+            finally:
+                held.release()
+
+        answer: object = await self._call(put)
+        return answer  # type: ignore[return-value]
 
     async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         if not self._native_wait or self._waiting >= _WAITERS:
@@ -138,6 +156,7 @@ class LoopThread:
     """An event loop in a daemon thread, for plain code over an asynchronous backend."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="fd-routing-loop", daemon=True)
         self._thread.start()
@@ -150,7 +169,7 @@ class LoopThread:
     @property
     def alive(self) -> bool:
         """Whether the loop still runs."""
-        return self._thread.is_alive()
+        return os.getpid() == self._pid and self._thread.is_alive()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Runs a coroutine in the loop and returns its result.
@@ -158,6 +177,9 @@ class LoopThread:
         Raises:
             StoreUnavailableError: it did not end within ``timeout`` seconds; it is cancelled then.
         """
+        if os.getpid() != self._pid:
+            coroutine.close()
+            raise StoreClosedError("this store was opened in another process", hint="open it again after a fork")
         end = None if timeout is None else time.monotonic() + timeout
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:
@@ -167,6 +189,8 @@ class LoopThread:
             except FutureTimeoutError:
                 if future.done():
                     raise
+            except FutureCancelledError:
+                raise StoreClosedError("the store was closed during the call") from None
             except BaseException:
                 future.cancel()
                 raise
@@ -180,7 +204,7 @@ class LoopThread:
 
     def stop(self, timeout: float = 2.0) -> None:
         """Cancels what still runs and ends the thread; gives up after ``timeout`` seconds."""
-        if self._thread.is_alive():
+        if os.getpid() == self._pid and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
             self._thread.join(timeout)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..envelope import AbortHeader
 from ..errors import AbortedError, AbsentError, ConflictError, InvalidKeyError, InvalidRecordError
+from ..keys import MAX_ATTEMPT, check_int, shown
 from ..names import AbortName, Part
 from ..record import RoutingRecord, spans_within
 from . import reading
@@ -15,6 +17,8 @@ from .assemble import Attempts, absence, uncovered
 from .selection import Selection, bounds, closed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..keys import RoutingKey
     from ..schema import RoutingSchema
     from ..status import RolloutStatus
@@ -28,7 +32,7 @@ class Query:
     key: RoutingKey
     layers: Selection = None
     tokens: Selection = None
-    layer_ids: tuple[int, ...] | None = None
+    layer_ids: Sequence[int] | None = None
     min_attempt: int = 0
     verify: bool = True
 
@@ -43,7 +47,7 @@ class Clock:
     def __init__(self, timeout: float) -> None:
         given: object = timeout
         if not isinstance(given, (int, float)) or not 0 <= given < 1e9:
-            raise InvalidKeyError(f"timeout must be a number of seconds from 0 on, got {timeout!r}")
+            raise InvalidKeyError(f"timeout must be a finite number of seconds from 0 on, got {shown(timeout)}")
         self.start = time.monotonic()
         self.deadline = self.start + timeout
 
@@ -62,12 +66,10 @@ async def get(
     objects: Objects, namespace: str, expected: RoutingSchema | None, query: Query, timeout: float
 ) -> RoutingRecord:
     """Waits for what is asked and returns it; see ``RoutingStore.get``."""
-    bounds("layers", query.layers)
-    bounds("tokens", query.tokens)
     clock = Clock(timeout)
     names: list[str] | None = None
     while True:
-        status, names, query = await wait_until_readable(objects, namespace, query, clock, names)
+        status, names, query = await wait_until_readable(objects, namespace, expected, query, clock, names)
         try:
             record = await _read(objects, namespace, query, status)
         except AbsentError as err:
@@ -83,13 +85,21 @@ async def get(
 
 
 async def wait_until_readable(
-    objects: Objects, namespace: str, query: Query, clock: Clock, names: list[str] | None = None
+    objects: Objects,
+    namespace: str,
+    expected: RoutingSchema | None,
+    query: Query,
+    clock: Clock,
+    names: list[str] | None = None,
 ) -> tuple[RolloutStatus, list[str], Query]:
     """Waits until the asked range is covered.
 
     Returns:
         The rollout's status, the names that it was made from, and the query with layers as positions.
     """
+    bounds("layers", query.layers)
+    bounds("tokens", query.tokens)
+    check_int("min_attempt", query.min_attempt, MAX_ATTEMPT)
     prefix = query.key.prefix(namespace)
     if names is None:
         names = await objects.names(prefix)
@@ -103,8 +113,13 @@ async def wait_until_readable(
                     f"attempt {status.attempt} of {status.key} contradicts itself: {status.problem}",
                     hint="delete the rollout and produce it again, or put it with a higher attempt",
                 )
-            if query.layer_ids is not None and status.parts:
+            if status.parts and (
+                query.layer_ids is not None or (expected and expected.fingerprint != status.parts[0].schema)
+            ):
                 header = await objects.part_header(f"{prefix}{status.attempt:019d}/{status.parts[0]}")
+                if expected is not None:
+                    header.schema().require(expected)
+            if query.layer_ids is not None and status.parts:
                 query = replace(query, layer_ids=None, layers=_positions(header.schema(), query.layer_ids))
             _require(status, query)
         except AbortedError as err:
@@ -143,7 +158,10 @@ async def _aborted(objects: Objects, prefix: str, status: RolloutStatus) -> Abor
     return AbortedError(f"attempt {status.attempt} of {status.key} was given up: {reason}", reason=reason)
 
 
-def _positions(schema: RoutingSchema, layer_ids: tuple[int, ...]) -> tuple[int, int]:
+def _positions(schema: RoutingSchema, layer_ids: object) -> tuple[int, int]:
+    if isinstance(layer_ids, str) or not isinstance(layer_ids, Iterable):
+        raise InvalidRecordError(f"layer_ids must list layers of the model, got {shown(layer_ids)}")
+    layer_ids = tuple(layer_ids)
     positions = [schema.position(layer_id) for layer_id in layer_ids]
     if not positions or positions != list(range(positions[0], positions[0] + len(positions))):
         raise InvalidRecordError(f"layer_ids {list(layer_ids)} are not consecutive recorded layers: {schema}")
@@ -165,16 +183,12 @@ async def _read(objects: Objects, namespace: str, query: Query, status: RolloutS
         for piece, blob in zip(pieces, await objects.get_many(requests), strict=True):
             if isinstance(blob, AbsentError):
                 raise blob
-            header, array = reading.decode_piece(piece, blob, verify=query.verify)
+            header, array = await objects.offload(
+                piece.what.nbytes if query.verify else 0, reading.decode_piece, piece, blob, verify=query.verify
+            )
             headers.append(header)
             decoded.append(array)
         header = headers[0]
-        for other in headers[1:]:
-            if other.schema() != header.schema():
-                raise ConflictError(
-                    f"parts of {query.key} follow different schemas: {header.schema()}; {other.schema()}",
-                    hint="one rollout has one schema; delete it and put it again",
-                )
         routing = reading.join(want, pieces, decoded, header.dtype, header.top_k)
     return RoutingRecord(
         routing=routing,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import Backend, Blob, Buffer, GetRequest
 from ..envelope import Header, PartHeader, decode_header, encode_header
 from ..errors import (
     AbsentError,
     AlreadyExistsError,
+    BackendError,
     ConflictError,
     CorruptDataError,
     RoutingError,
@@ -18,15 +21,19 @@ from ..errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from ..keys import as_int, shown
 from ..spec import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 T = TypeVar("T")
 
+_WAIT_SLICE = 1.0  # s between looks whether the store was closed under a waiting reader
+_OFFLOAD = 1 << 18  # bytes; checking and digesting more would hold an event loop up for over 0.1 ms
 CALL_LIMIT = 30.0  # s that one call of an asynchronous backend may take before it counts as unavailable
 
+_BYTES = (bytes, bytearray, memoryview)
 READABLE = Capability.READ | Capability.LIST
 
 
@@ -50,9 +57,10 @@ class Objects:
         if self._state != "new":
             raise StoreClosedError("a store is opened once", hint="open_store(...) makes a new one")
         try:
-            await self._call(self._backend._open())
+            await self._call(self._backend._open)
         except BaseException:
-            await self._close(5.0)
+            with contextlib.suppress(Exception):  # what went wrong first is what counts
+                await self._close(5.0)
             raise
         self._state = "open"
 
@@ -64,13 +72,19 @@ class Objects:
 
     async def _close(self, timeout: float) -> None:
         self._state = "closed"
-        if self._limit is None:
-            await self._backend._close()
-            return
-        try:
-            await asyncio.wait_for(self._backend._close(), timeout)
-        except asyncio.TimeoutError:
-            raise StoreUnavailableError(f"store {self.store_name!r} did not close within {timeout} s") from None
+        with _Translated(self, "_close"):
+            try:
+                if self._limit is None:
+                    await self._backend._close()
+                else:
+                    await asyncio.wait_for(self._backend._close(), timeout)
+            except asyncio.TimeoutError:
+                raise StoreUnavailableError(f"store {self.store_name!r} did not close within {timeout} s") from None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._state == "closed"
 
     def need(self, capability: Capability = Capability.NONE) -> None:
         """Raises StoreClosedError or UnsupportedError unless the store is open and can do this."""
@@ -85,30 +99,51 @@ class Objects:
                 hint="choose another routing_store_type to read routing",
             )
 
-    async def _call(self, operation: Awaitable[T], limit: float | None = None) -> T:
-        try:
+    async def _call(self, verb: Callable[..., Awaitable[T]], *args: Any, limit: float | None = None) -> T:
+        with _Translated(self, verb.__name__):
             if self._limit is None:
-                return await operation
-            return await asyncio.wait_for(operation, limit or self._limit)
-        except asyncio.TimeoutError as err:
-            raise StoreUnavailableError(f"store {self.store_name!r} does not answer") from err
-        except RoutingError:
-            raise
-        except OSError as err:
-            raise StoreUnavailableError(f"store {self.store_name!r}: {err}") from err
+                return await verb(*args)
+            return await asyncio.wait_for(verb(*args), limit or self._limit)
+
+    def broken(self, verb: str, what: str) -> BackendError:
+        """Returns the error for a backend that breaks its contract."""
+        return BackendError(
+            f"store {self.store_name!r} breaks the contract of a backend: {verb} {what}",
+            hint="the store's authors can run the conformance kit",
+        )
+
+    async def offload(self, nbytes: int, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Runs work on ``nbytes`` of data; large work in a thread, where it would hold an event loop up."""
+        call = partial(function, *args, **options)
+        if self._limit is None or nbytes < _OFFLOAD:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(None, call)
 
     async def flush(self) -> None:
         """See ``Backend._flush``."""
-        await self._call(self._backend._flush())
+        await self._call(self._backend._flush)
 
     async def names(self, prefix: str) -> list[str]:
         """Returns the names under a prefix, sorted."""
-        return await self._call(self._backend._list(prefix))
+        return self._checked_names(prefix, await self._call(self._backend._list, prefix))
 
     async def changed(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         """Returns the names under a prefix as soon as they differ, or at the deadline (``time.monotonic()``)."""
-        limit = max(0.0, deadline - time.monotonic()) + (self._limit or 0.0)
-        return await self._call(self._backend._wait(prefix, seen, deadline), limit)
+        while True:
+            end = min(deadline, time.monotonic() + _WAIT_SLICE)
+            limit = _WAIT_SLICE + (self._limit or 0.0)
+            found = self._checked_names(prefix, await self._call(self._backend._wait, prefix, seen, end, limit=limit))
+            self.need()  # closed meanwhile?
+            if end >= deadline or found != list(seen):
+                return found
+
+    def _checked_names(self, prefix: str, found: object) -> list[str]:
+        if not isinstance(found, list):
+            raise self.broken("_list", f"returned {type(found).__name__}, not a list")
+        for name in found:
+            if not isinstance(name, str) or not name.startswith(prefix):
+                raise self.broken("_list", f"names {shown(name)}, which does not begin with {prefix!r}")
+        return found
 
     async def create(self, name: str, header: Header, payload: Buffer) -> bool:
         """Stores an object under its name; returns whether the same content was there already.
@@ -117,10 +152,15 @@ class Objects:
             ConflictError: other content is stored under the name.
         """
         try:
-            await self._call(self._backend._put(name, encode_header(header), payload))
+            answer: object = await self._call(self._backend._put, name, encode_header(header), payload)
         except AlreadyExistsError as err:
             raw = err.facts.get("header")
-            stored = await self.header(name) if raw is None else decode_header(raw, name=name)
+            if raw is None:
+                stored = await self.header(name)
+            elif isinstance(raw, (bytes, bytearray, memoryview)):
+                stored = decode_header(raw, name=name)
+            else:
+                raise self.broken("_put", f"raised AlreadyExistsError with a {type(raw).__name__} as header") from err
             if not header.same_content(stored):
                 raise ConflictError(
                     f"other content is stored for {header.key()}, attempt {header.attempt}",
@@ -128,6 +168,8 @@ class Objects:
                     name=name,
                 ) from None
             return True
+        if answer is not None:
+            raise self.broken("_put", f"returned {shown(answer)}; it returns nothing, or raises")
         return False
 
     async def get(self, request: GetRequest) -> Blob:
@@ -148,23 +190,22 @@ class Objects:
         return await self._get_many(requests)
 
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        blobs: list[Blob | AbsentError]
         if len(requests) == 1:
             request = requests[0]
-            verb = self._backend._get
-            operation = verb(request.name) if request.ranges is None else verb(request.name, request.ranges)
+            args = (request.name,) if request.ranges is None else (request.name, request.ranges)
             try:
-                blobs: list[Blob | AbsentError] = [await self._call(operation)]
+                blobs = [await self._call(self._backend._get, *args)]
             except AbsentError as err:
                 return [err]
         else:
-            blobs = await self._call(self._backend._get_many(requests))
-        for request, blob in zip(requests, blobs, strict=True):
-            if not isinstance(blob, (Blob, AbsentError)):
-                raise CorruptDataError(
-                    f"store {self.store_name!r} returned {type(blob).__name__} instead of an object or an error",
-                    hint="the backend breaks the contract; its authors can run the conformance kit",
-                    name=request.name,
-                )
+            blobs = await self._call(self._backend._get_many, requests)
+        answers: object = blobs
+        if not isinstance(answers, list) or len(answers) != len(requests):
+            raise self.broken("_get_many", "did not answer each request")
+        for blob in answers:
+            if not isinstance(blob, AbsentError) and not _is_sound(blob):
+                raise self.broken("_get", f"returned {type(blob).__name__}, not a Blob of bytes; absence is an error")
         return blobs
 
     async def header(self, name: str) -> Header:
@@ -180,7 +221,51 @@ class Objects:
 
     async def delete(self, names: Sequence[str]) -> int:
         """Deletes objects; returns how many existed."""
-        return await self._call(self._backend._delete(names)) if names else 0
+        if not names:
+            return 0
+        count = as_int(await self._call(self._backend._delete, names))
+        if count is None or not 0 <= count <= len(names):
+            raise self.broken("_delete", f"does not say how many of {len(names)} objects it deleted")
+        return count
+
+
+class _Translated:
+    """Turns whatever a backend raises into a typed error."""
+
+    __slots__ = ("_objects", "_verb")
+
+    def __init__(self, objects: Objects, verb: str) -> None:
+        self._objects = objects
+        self._verb = verb
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        if err is None or isinstance(err, RoutingError) or not isinstance(err, Exception):
+            return
+        name = self._objects.store_name
+        if self._objects.closed and self._verb != "_close":
+            raise StoreClosedError(f"store {name!r} was closed during the call") from err
+        if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
+            raise StoreUnavailableError(f"store {name!r} does not answer") from err
+        if isinstance(err, OSError):
+            raise StoreUnavailableError(f"store {name!r}: {err}") from err
+        raise BackendError(
+            f"store {name!r} failed in {self._verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
+        ) from err
+
+
+def _is_sound(blob: object) -> bool:
+    if not isinstance(blob, Blob):
+        return False
+    header: object = blob.header
+    payload: object = blob.payload
+    return (
+        isinstance(header, _BYTES)
+        and isinstance(payload, (tuple, list))
+        and all(isinstance(piece, _BYTES) for piece in payload)
+    )
 
 
 def _sliced(blob: Blob, request: GetRequest) -> Blob:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidRecordError
-from ..names import Part, PartName
+from ..keys import check_int
+from ..names import MAX_TOKENS, Part, PartName
 from .selection import Selection, bounds
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def place(
         InvalidKeyError: a range is malformed or beyond the totals.
     """
     num_layers, rows = shape[0], shape[1]
+    if total_tokens is not None:
+        total_tokens = check_int("total_tokens", total_tokens, MAX_TOKENS)
     if tokens is None:
         token_range = 0, rows
         if total_tokens is None:
@@ -46,7 +49,9 @@ def place(
             f"routing has {num_layers} layers, the schema has {schema.num_layers}: {schema}",
             hint="state layers=(start, stop) for some of them; dense layers are not recorded",
         )
-    return PartName(Part(token_range, layer_range), schema.num_layers, total_tokens, schema.row_bytes)
+    return PartName(
+        Part(token_range, layer_range), schema.num_layers, total_tokens, schema.row_bytes, schema.fingerprint
+    )
 
 
 def _sized(what: str, selection: Selection, size: int) -> tuple[int, int]:

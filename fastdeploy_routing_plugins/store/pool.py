@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
+from ..errors import StoreClosedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,11 +29,11 @@ class DaemonPool(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Queues a call; see ``concurrent.futures.Executor.submit``."""
+        """Queues a call; see ``concurrent.futures.Executor.submit``. Raises StoreClosedError after ``shutdown``."""
         future: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                raise RuntimeError("the pool is shut down")
+                raise StoreClosedError("the store is closed")
             self._calls.put((future, lambda: fn(*args, **kwargs)))
             if not self._idle.acquire(blocking=False) and self._threads < self._size:
                 self._threads += 1

@@ -5,24 +5,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, final
 
-from .. import arrays, envelope
-from ..backend import Backend, Buffer
-from ..errors import AbortedError, InvalidKeyError, InvalidRecordError, SupersededError
-from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace
-from ..names import AbortName, ObjectName, PartName, SealName
-from ..record import RoutingRecord, WeightSpan, check_spans
+from .. import envelope
+from ..errors import InvalidKeyError, InvalidRecordError, UnsupportedError
+from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace, shown
+from ..names import MAX_TOKENS, AbortName, SealName
+from ..schema import RoutingSchema
 from ..spec import Capability
-from ..status import PutOutcome, RolloutStatus
-from . import fetching, inspection
+from . import fetching, inspection, writing
 from .assemble import Attempts
 from .objects import CALL_LIMIT, READABLE, Objects
-from .placing import place
+
+MAX_REASON = 4096  # characters of an abort's reason that are kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ..backend import Backend
+    from ..record import RoutingRecord, WeightSpan
     from ..resolver import ResolvedStore
-    from ..schema import RoutingSchema
+    from ..status import PutOutcome, RolloutStatus
     from .inspection import RolloutStat, VerifyReport
     from .selection import Selection
 
@@ -49,6 +50,9 @@ class RoutingStore:
         self.resolved = resolved
         self.namespace = resolved.namespace
         self.producer = resolved.producer
+        given: object = schema
+        if given is not None and not isinstance(given, RoutingSchema):
+            raise InvalidRecordError(f"{shown(schema)} is no RoutingSchema", hint="RoutingSchema(num_experts=…, …)")
         self.schema = schema
         self._objects = Objects(resolved.name, backend, resolved.spec.capabilities, call_limit)
         encode_namespace(self.namespace)
@@ -71,6 +75,11 @@ class RoutingStore:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "an open store cannot be copied or pickled", hint="pass store.resolved and open it there"
+        )
 
     def __repr__(self) -> str:
         return f"RoutingStore({self.resolved.name!r}, namespace={self.namespace!r})"
@@ -121,31 +130,26 @@ class RoutingStore:
         """
         self._objects.need()
         key = as_key(key, choice)
-        stamp = self._stamp(key, attempt)
-        schema = schema or self.schema
-        if schema is None:
+        stated: object = schema or self.schema
+        if not isinstance(stated, RoutingSchema):
             raise InvalidRecordError(
-                "the model's schema is not known", hint="open_store(..., schema=RoutingSchema(...)) states it once"
+                "the model's schema is not known" if stated is None else f"{shown(stated)} is no RoutingSchema",
+                hint="open_store(..., schema=RoutingSchema(...)) states it once",
             )
-        array = arrays.layer_first(arrays.as_numpy(routing), layout)
-        what = place(array.shape, schema, layers, tokens, total_tokens)
-        check_spans(tuple(weight_versions), what.part.tokens)
-        array = arrays.canonical(array, schema, what.part)
-        payload = envelope.payload_of(array)
-        header = envelope.PartHeader(
-            **stamp,
-            num_experts=schema.num_experts,
-            top_k=schema.top_k,
-            layer_ids=schema.layer_ids,
-            dtype=schema.dtype,
-            layers=what.part.layers,
-            tokens=what.part.tokens,
-            total_tokens=what.total_tokens,
-            digests=envelope.digest_payload(payload, what.part, schema.row_bytes),
-            weight_versions=tuple((span.start, span.stop, span.version) for span in weight_versions),
+        draft = await self._objects.offload(
+            getattr(routing, "nbytes", 0),
+            writing.draft_part,
+            key,
+            self._stamp(key, attempt),
+            routing,
+            stated,
+            layers=layers,
+            tokens=tokens,
+            total_tokens=total_tokens,
+            layout=layout,
+            weight_versions=weight_versions,
         )
-        name, duplicate = await self._create(key, what, header, Buffer(payload, array.shape, schema.dtype))
-        return PutOutcome(name, duplicate, payload.nbytes)
+        return await writing.create(self._objects, self.namespace, draft)
 
     async def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> None:
         """Says how many recorded tokens a rollout has in all, once that is known.
@@ -156,9 +160,9 @@ class RoutingStore:
         """
         self._objects.need()
         key = as_key(key, choice)
-        what = SealName(total_tokens)
-        header = envelope.SealHeader(**self._stamp(key, attempt), total_tokens=total_tokens)
-        await self._create(key, what, header, Buffer(memoryview(b"")))
+        what = SealName(check_int("total_tokens", total_tokens, MAX_TOKENS))
+        header = envelope.SealHeader(**self._stamp(key, attempt), total_tokens=what.total_tokens)
+        await writing.create(self._objects, self.namespace, writing.Draft(key, what, header))
 
     async def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> None:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once. The first reason stays.
@@ -168,8 +172,9 @@ class RoutingStore:
         """
         self._objects.need()
         key = as_key(key, choice)
-        header = envelope.AbortHeader(**self._stamp(key, attempt), reason=str(reason)[:4096])
-        await self._create(key, AbortName(), header, Buffer(memoryview(b"")))
+        text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
+        header = envelope.AbortHeader(**self._stamp(key, attempt), reason=text)
+        await writing.create(self._objects, self.namespace, writing.Draft(key, AbortName(), header))
 
     def _stamp(self, key: RoutingKey, attempt: int) -> dict[str, Any]:
         return {
@@ -181,32 +186,6 @@ class RoutingStore:
             "producer": self.producer,
             "time_ns": time.time_ns(),
         }
-
-    async def _create(
-        self, key: RoutingKey, what: ObjectName, header: envelope.Header, payload: Buffer
-    ) -> tuple[str, bool]:
-        """Creates an object that fits its rollout; returns its name and whether the same was there already."""
-        attempt = header.attempt
-        prefix = key.prefix(self.namespace)
-        name = f"{prefix}{attempt:019d}/{what}"
-        if Capability.LIST not in self._objects.has:
-            return name, await self._objects.create(name, header, payload)
-        known = Attempts.parse(prefix, await self._objects.names(prefix))
-        if known.highest > attempt:
-            raise SupersededError(
-                f"attempt {attempt} of {key} is older than the stored attempt {known.highest}", attempt=known.highest
-            )
-        if isinstance(what, (PartName, SealName)):
-            if known.aborted(attempt):
-                raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
-            known.check_new(key, attempt, what)
-        duplicate = await self._objects.create(name, header, payload)
-        if any(number < attempt for number in known.objects):
-            # Listed again: other producers may have put the missing parts meanwhile.
-            known = Attempts.parse(prefix, await self._objects.names(prefix))
-            if known.objects and known.status(key).state == "complete":
-                await self._objects.delete(known.names(below=known.highest))
-        return name, duplicate
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -245,9 +224,7 @@ class RoutingStore:
         self._objects.need(READABLE)
         if layers is not None and layer_ids is not None:
             raise InvalidKeyError("layers and layer_ids exclude each other")
-        query = fetching.Query(
-            as_key(key, choice), layers, tokens, None if layer_ids is None else tuple(layer_ids), min_attempt, verify
-        )
+        query = fetching.Query(as_key(key, choice), layers, tokens, layer_ids, min_attempt, verify)
         return await fetching.get(self._objects, self.namespace, self.schema, query, timeout)
 
     async def wait(
@@ -256,7 +233,8 @@ class RoutingStore:
         """Waits until a rollout is complete. Raises like ``get``."""
         self._objects.need(READABLE)
         query = fetching.Query(as_key(key, choice), min_attempt=min_attempt)
-        return (await fetching.wait_until_readable(self._objects, self.namespace, query, fetching.Clock(timeout)))[0]
+        clock = fetching.Clock(timeout)
+        return (await fetching.wait_until_readable(self._objects, self.namespace, self.schema, query, clock))[0]
 
     async def status(self, key: str | RoutingKey, *, choice: int = 0) -> RolloutStatus:
         """Returns what the names say of a rollout, at the cost of one listing.
@@ -302,6 +280,9 @@ class RoutingStore:
 
     async def delete_prefix(self, prefix: str) -> int:
         """Deletes the rollouts that ``list(prefix)`` names; returns how many existed."""
+        given: object = prefix
+        if given is None:
+            raise InvalidKeyError("delete_prefix needs a prefix", hint="clear(everything=True) deletes all rollouts")
         return await self._delete_each((await self._groups(prefix)).values())
 
     async def clear(self, *, everything: bool = False) -> int:
@@ -310,9 +291,10 @@ class RoutingStore:
         Args:
             everything: Delete the rollouts of all producers.
         """
-        groups = (await self._groups(None)).values()
+        self._objects.need(Capability.LIST)
         if everything:
-            return await self._delete_each(groups)
+            return await self._delete_each((await inspection.groups(self._objects, self.namespace)).values())
+        groups = (await self._groups(None)).values()
         return await self._delete_each(
             [await inspection.written_by(self._objects, self.producer, names) for names in groups]
         )

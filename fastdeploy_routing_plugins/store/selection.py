@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-from typing import SupportsIndex
-
 from ..errors import InvalidKeyError
+from ..keys import as_int, shown
+from ..names import MAX_TOKENS
 
 Selection = int | slice | range | tuple[int, int] | None
 
@@ -25,7 +24,7 @@ def bounds(what: str, selection: Selection) -> tuple[int, int | None]:
     if given is None:
         return 0, None
     if isinstance(given, (slice, range)):
-        if given.step not in (None, 1):
+        if given.step is not None and _index(what, given.step) != 1:
             raise InvalidKeyError(f"{what} must be a range without gaps, got step {given.step}")
         first = _index(what, 0 if given.start is None else given.start)
         last = None if given.stop is None else _index(what, given.stop)
@@ -40,10 +39,11 @@ def bounds(what: str, selection: Selection) -> tuple[int, int | None]:
 
 
 def _index(what: str, value: object) -> int:
-    number = operator.index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else -1
-    if number < 0:
+    number = as_int(value)
+    if number is None or not 0 <= number <= MAX_TOKENS:
         raise InvalidKeyError(
-            f"{what} must be non-negative integers, got {value!r}", hint="an int, a slice or (start, stop), absolute"
+            f"{what} must be integers from 0 to {MAX_TOKENS}, got {shown(value)}",
+            hint="an int, a slice or (start, stop), absolute",
         )
     return number
 

@@ -68,6 +68,14 @@ class SyncStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        return self._store.__reduce__()
+
+    def __del__(self) -> None:
+        loop = getattr(self, "_loop", None)
+        if loop is not None:
+            loop.stop(0.0)  # a store that was dropped, not closed, leaves no thread behind
+
     def __repr__(self) -> str:
         return f"SyncStore({self.resolved.name!r}, namespace={self.namespace!r})"
 

@@ -90,8 +90,8 @@ def test_an_attempt_below_the_demanded_one_does_not_count() -> None:
         [SealName(5), SealName(6)],
         [part(0, 9), SealName(5)],
         [part(0, 9, total=9), SealName(12)],
-        [whole(10, 4), PartName(Part((0, 10), (0, 5)), 5, 10, 8)],
-        [whole(10, 4), PartName(Part((0, 10), (0, 4)), 4, 10, 16)],
+        [whole(10, 4), PartName(Part((0, 10), (0, 5)), 5, 10, 8, "00000001")],
+        [part(0, 5, total=10), PartName(Part((5, 10), (0, 4)), 4, 10, 8, "00000001")],
     ],
 )
 def test_totals_that_disagree_are_a_conflict(objects: list[object]) -> None:

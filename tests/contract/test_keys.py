@@ -133,7 +133,7 @@ objects = st.one_of(
     st.just(AbortName()),
     st.builds(
         lambda t, n, more, known, row: PartName(
-            Part((t[0], sum(t)), (n[0], sum(n))), sum(n) + more, sum(t) + more if known else None, row
+            Part((t[0], sum(t)), (n[0], sum(n))), sum(n) + more, sum(t) + more if known else None, row, "00c0ffee"
         ),
         st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
         st.tuples(st.integers(0, 100), st.integers(1, 100)),

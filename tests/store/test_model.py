@@ -45,6 +45,9 @@ class Rollout:
             return "conflict"
         if self.parts.get((layers, tokens, total), number) != number:
             return "conflict"
+        for (other_layers, other_tokens, _), other in self.parts.items():
+            if other != number and _meet(layers, other_layers) and _meet(tokens, other_tokens):
+                return "conflict"
         self.parts[layers, tokens, total] = number
         self.totals = stated
         return "ok"
@@ -74,6 +77,10 @@ class Rollout:
         if (grid == 255).any():
             return "incomplete"
         return "conflict" if conflict else grid
+
+
+def _meet(one: Any, other: Any) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 KIND = {

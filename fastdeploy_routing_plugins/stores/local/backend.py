@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...backend import Blob, BlockingBackend, Buffer, Ranges
 from ...errors import AlreadyExistsError, CorruptDataError, NotFoundError, StoreClosedError, StoreUnavailableError
 from . import layout, safefile
+from .descriptor import refuse_copy
 from .folder import NOT_A_FOLDER, Folder, unavailable
 from .mapping import file_memory, is_network, read_range
 from .marker import open_folder
@@ -34,11 +35,13 @@ class LocalBackend(BlockingBackend):
     """
 
     def __init__(self, config: LocalConfig) -> None:
-        self._path = os.path.abspath(os.path.expanduser(config.store_dir))
+        self._path = config.path()
         self._fsync = config.fsync
         self._root: Folder | None = None
         self._mapped = True
         self._watchers = Watchers()
+
+    __reduce__ = refuse_copy
 
     @property
     def path(self) -> str:
@@ -98,7 +101,7 @@ class LocalBackend(BlockingBackend):
         root = self._opened()
         path = layout.place(name)
         try:
-            fd = root.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            file = root.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             self._check_place(root)
             raise NotFoundError(f"{name} is not in {self._path}") from None
@@ -107,16 +110,15 @@ class LocalBackend(BlockingBackend):
                 raise self._corrupt(name, "a symbolic link or a foreign file is in its place") from err
             raise self._failed(err, root, "reading") from err
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise self._corrupt(name, "it is no regular file")
-            return self._read(fd, found.st_size, ranges)
+            with file:
+                found = os.fstat(file.fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise self._corrupt(name, "it is no regular file")
+                return self._read(file.fd, found.st_size, ranges)
         except CorruptDataError as err:
             raise self._corrupt(name, err.message) from err
         except OSError as err:
             raise self._failed(err, root, "reading") from err
-        finally:
-            os.close(fd)
 
     def _read(self, fd: int, size: int, ranges: Ranges | None) -> Blob:
         # The head is copied even if the payload is mapped: looking at a fresh mapping costs more.

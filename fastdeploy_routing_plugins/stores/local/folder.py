@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-import sys
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import StoreUnavailableError
+from .descriptor import Descriptor, open_at, open_below, refuse_copy
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,44 +28,31 @@ _HINTS = {
 }
 NOT_A_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPENAT2 = 437  # the same on all architectures that Linux gained it on (5.6)
-_NO_SYMLINKS = 0x04
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # The system call is unknown, forbidden by a sandbox, or was interrupted: the long way tells.
 _TRY_STEPS = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EINTR, errno.EAGAIN)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_HOW_SIZE = ctypes.c_size_t(ctypes.sizeof(_How))
-
-
-@lru_cache(maxsize=8)
-def _how(flags: int) -> Any:
-    return ctypes.byref(_How(flags, 0, _NO_SYMLINKS))
-
 
 class Folder:
-    """An open folder. Closed at the end of a ``with`` block, or with the last reference, whichever is first.
+    """An open folder. Closed at the end of a ``with`` block, or with the last reference, whichever is first."""
 
-    Attributes:
-        fd: The descriptor.
-    """
+    __slots__ = ("_descriptor",)
 
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
+    def __init__(self, descriptor: Descriptor) -> None:
         """Takes over a descriptor."""
-        self.fd = fd
+        self._descriptor = descriptor
+
+    __reduce__ = refuse_copy
 
     @classmethod
     def at(cls, path: str) -> Folder:
-        """Opens a folder by path; symbolic links are followed. Raises OSError."""
-        return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+        """Opens a folder by its absolute path; symbolic links are followed. Raises OSError."""
+        return cls(open_at(-1, path, os.O_RDONLY | os.O_DIRECTORY))
+
+    @property
+    def fd(self) -> int:
+        """The descriptor's number; -1 when closed."""
+        return self._descriptor.fd
 
     def __enter__(self) -> Folder:
         return self
@@ -77,16 +62,11 @@ class Folder:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Closes the descriptor; harmless when closed."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._descriptor.close()
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int) -> Descriptor:
         """Opens what ``path`` leads to below this folder, without following any symbolic link.
 
         Args:
@@ -100,23 +80,26 @@ class Folder:
             OSError: it is missing (``FileNotFoundError``), or something on the way, or a symbolic link, is in its
                 place (``errno`` in ``NOT_A_FOLDER``).
         """
-        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
-        if sys.platform == "linux":
-            fd: int = _libc.syscall(_OPENAT2, self.fd, path.encode(), _how(flags), _HOW_SIZE)
-            if fd >= 0:
-                return fd
-            number = ctypes.get_errno()
-            if number not in _TRY_STEPS:
-                raise OSError(number, os.strerror(number), path)
-        return self._open_in_steps(path, flags)
-
-    def _open_in_steps(self, path: str, flags: int) -> int:
+        flags |= os.O_NOFOLLOW
+        try:
+            return open_below(self.fd, path, flags)
+        except OSError as err:
+            if err.errno not in _TRY_STEPS:
+                raise
         *folders, last = path.split("/")
         with contextlib.ExitStack() as stack:
-            folder = self
+            folder = self.fd
             for name in folders:
-                folder = stack.enter_context(Folder(os.open(name, _FOLDER_FLAGS, dir_fd=folder.fd)))
-            return os.open(last, flags, dir_fd=folder.fd)
+                folder = stack.enter_context(open_at(folder, name, _FOLDER_FLAGS)).fd
+            return open_at(folder, last, flags)
+
+    def create(self, name: str) -> Descriptor:
+        """Creates a file in this folder, with the mode that the umask leaves, for reading and writing.
+
+        Raises:
+            OSError: there is something of this name (``FileExistsError``), or it cannot be created.
+        """
+        return open_at(self.fd, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
 
     def child(self, path: str) -> Folder:
         """Opens a folder below this one; raises like ``open``."""
@@ -143,16 +126,8 @@ class Folder:
 
         Each call has a descriptor of its own, since threads must not share one that they list.
         """
-        try:
-            fd = self.open(path, _FOLDER_FLAGS)
-        except OSError as err:
-            if err.errno == errno.ENOENT or err.errno in NOT_A_FOLDER:
-                return []
-            raise
-        try:
-            return os.listdir(fd)
-        finally:
-            os.close(fd)
+        with self.find(path) as folder:
+            return [] if folder is None else os.listdir(folder.fd)
 
     def find(self, path: str) -> Folder | contextlib.nullcontext[None]:
         """Opens a folder below this one, for a ``with`` block; the block gets None if it is missing or no folder."""

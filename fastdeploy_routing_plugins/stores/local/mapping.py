@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .descriptor import refuse_copy
+
 _SMALL = 64 << 10  # bytes; below, copying is faster than mapping, and mappings are limited per process
 _FAILED = ctypes.c_void_p(-1).value
 # Where a file that another machine deletes or cuts vanishes under the mapping, which kills the process (SIGBUS).
@@ -53,9 +55,12 @@ class _Mapping:
             "data": (address, True),
         }
 
+    __reduce__ = refuse_copy
+
     def __del__(self) -> None:
-        interface = self.__array_interface__
-        self._unmap(interface["data"][0], interface["shape"][0])
+        interface = getattr(self, "__array_interface__", None)  # None: an interrupt came before
+        if interface is not None:
+            self._unmap(interface["data"][0], interface["shape"][0])
 
 
 def file_memory(fd: int, size: int, *, mapped: bool) -> memoryview:

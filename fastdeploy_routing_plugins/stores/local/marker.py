@@ -9,6 +9,7 @@ import stat
 import msgspec
 
 from ...errors import ConfigError
+from .descriptor import open_at
 from .folder import Folder, unavailable
 from .publish import TEMPORARY, publish
 
@@ -42,24 +43,48 @@ def open_folder(path: str) -> Folder:
         StoreUnavailableError: the file system fails; a retry may succeed.
     """
     try:
-        os.makedirs(path, exist_ok=True)
+        _make(path)
         folder = Folder.at(path)
-        if not _has_marker(folder, path):
-            foreign = sorted(set(os.listdir(folder.fd)) - _HARMLESS)
-            # The marker comes before anything else of ours, so one look after the listing settles a race of openers.
-            if foreign and not _has_marker(folder, path):
-                shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
-                raise _config_error(
-                    f"{path} holds files that are not a routing store's: {shown}",
-                    "choose an empty or new folder as store_dir; a store shares its folder with nothing else",
-                )
-            if not foreign:
-                _mark(folder)
+        try:
+            _claim(folder, path)
+        except BaseException:
+            folder.close()
+            raise
     except OSError as err:
         if err.errno in _FAULTS_OF_CONFIG:
             raise _config_error(f"{path} cannot be a store's folder: {os.strerror(err.errno)}", _hint(err)) from err
         raise unavailable(err, "opening the store", path) from err
     return folder
+
+
+def _make(path: str) -> None:
+    """Creates a folder and those above it; unlike ``os.makedirs``, however deep."""
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder)
+        except OSError:
+            if not os.path.isdir(folder):  # else another process was faster
+                raise
+
+
+def _claim(folder: Folder, path: str) -> None:
+    """Marks a folder as ours unless it is; raises ConfigError if it must not become ours."""
+    if _has_marker(folder, path):
+        return
+    foreign = sorted(set(os.listdir(folder.fd)) - _HARMLESS)
+    if not foreign:
+        _mark(folder)
+    # The marker comes before anything else of ours, so one look after the listing settles a race of openers.
+    elif not _has_marker(folder, path):
+        shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+        raise _config_error(
+            f"{path} holds files that are not a routing store's: {shown}",
+            "choose an empty or new folder as store_dir; a store shares its folder with nothing else",
+        )
 
 
 def _hint(err: OSError) -> str:
@@ -74,13 +99,11 @@ def _config_error(problem: str, hint: str) -> ConfigError:
 
 def _has_marker(folder: Folder, path: str) -> bool:
     try:
-        fd = os.open(MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
+        file = open_at(folder.fd, MARKER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
-    try:
-        raw = os.read(fd, _LIMIT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
+    with file:
+        raw = os.read(file.fd, _LIMIT) if stat.S_ISREG(os.fstat(file.fd).st_mode) else b""
     try:
         marker = msgspec.json.decode(raw, type=_Marker)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as err:

@@ -18,6 +18,8 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from .descriptor import duplicate, open_at, refuse_copy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -62,53 +64,63 @@ def publish(root: Folder, path: str, pieces: Sequence[bytes | memoryview], *, fs
 
 
 class _Temporary:
-    """A temporary file in the store's folder, gone at the end of the ``with`` block."""
+    """A temporary file in the store's folder, gone at the end of the ``with`` block or with the last reference."""
+
+    _left = False  # whether there may be a file to remove
 
     def __init__(self, root: Folder) -> None:
         self.folder = root.make(TEMPORARY)
         self.name = f"{os.urandom(16).hex()}.part"
+        self._left = True  # before it is, so that an interrupt in between leaves nothing behind
         try:
-            self._fd = os.open(
-                self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=self.folder.fd
-            )
+            self._file = self.folder.create(self.name)
         except BaseException:
-            self.folder.close()
+            self.close()
             raise
+
+    __reduce__ = refuse_copy
 
     def __enter__(self) -> _Temporary:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the file and closes it; harmless when done already. What an interrupt cuts short can be repeated."""
+        if self._left:
             # An error here leaves a file without a lock, which the next one to open the store removes.
             with contextlib.suppress(OSError):
                 os.unlink(self.name, dir_fd=self.folder.fd)
-        finally:
-            os.close(self._fd)
+            self._left = False
+            self._file.close()
             self.folder.close()
 
     def lock(self) -> bool:
         """Locks the file; False if somebody took it for a leftover before that."""
-        return _lock(self._fd)
+        return _lock(self._file.fd)
 
     def is_gone(self) -> bool:
         """Whether somebody removed the file."""
-        return os.fstat(self._fd).st_nlink == 0
+        return os.fstat(self._file.fd).st_nlink == 0
 
     def write(self, pieces: Sequence[bytes | memoryview], *, fsync: bool) -> None:
         """Writes all bytes, to where others can see them."""
         left = [memoryview(piece) for piece in pieces if len(piece)]
         while left:
-            written = os.writev(self._fd, left)  # at most 2 GiB at a time
+            written = os.writev(self._file.fd, left)  # at most 2 GiB at a time
             while left and written >= left[0].nbytes:
                 written -= left.pop(0).nbytes
             if left:
                 left[0] = left[0][written:]
         if fsync:
-            os.fsync(self._fd)
+            os.fsync(self._file.fd)
         # Network file systems send what they hold, and report a full disk, when a descriptor is closed; this one must
         # stay open for its lock.
-        os.close(os.dup(self._fd))
+        duplicate(self._file.fd).close()
 
 
 def _place(root: Folder, path: str, temporary: _Temporary, *, fsync: bool) -> None:
@@ -171,7 +183,7 @@ def _claim(folder: Folder, what: str) -> Iterator[None]:
     give_up = time.monotonic() + _CLAIM_LIMIT
     while True:
         try:
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder.fd)
+            file = folder.create(name)
         except FileExistsError:
             if time.monotonic() > give_up:
                 raise TimeoutError(errno.ETIMEDOUT, f"{TEMPORARY}/{name} is in the way", what) from None
@@ -179,16 +191,14 @@ def _claim(folder: Folder, what: str) -> Iterator[None]:
                 _remove_unlocked(folder, name)
             time.sleep(0.001)
             continue
-        try:
-            if not _lock(fd):
+        with file:
+            if not _lock(file.fd):
                 continue
             try:
                 yield
             finally:
                 os.unlink(name, dir_fd=folder.fd)
             return
-        finally:
-            os.close(fd)
 
 
 def _lock(fd: int) -> bool:
@@ -215,14 +225,11 @@ def sweep(root: Folder) -> int:
 
 def _remove_unlocked(folder: Folder, name: str) -> bool:
     """Removes a file of a dead process; returns False if it is none. Raises OSError if its owner lives."""
-    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder.fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(fd)
+    with open_at(folder.fd, name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+        fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(file.fd)
         # Only who holds the lock removes the file, so while it has a name, that is still this one.
         if not stat.S_ISREG(found.st_mode) or found.st_nlink == 0:
             return False
         os.unlink(name, dir_fd=folder.fd)
-    finally:
-        os.close(fd)
     return True

@@ -7,6 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from .descriptor import refuse_copy
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -19,12 +21,16 @@ _IDLE = 8  # watchers kept for the next wait
 class Watchers:
     """Inotify instances for waiting threads, each used by one thread at a time.
 
-    They are kept for reuse, since closing one holds its thread up for some 10 ms.
+    They are kept for reuse, since closing one holds its thread up for some 10 ms. A forked child shares those of its
+    parent, where each would take events that the other waits for: it leaves them alone and makes its own.
     """
 
     def __init__(self) -> None:
         self._idle: list[INotify] = []
+        self._process = os.getpid()
         self._closed = False
+
+    __reduce__ = refuse_copy
 
     def close(self) -> None:
         """Closes the idle ones; those in use follow when their wait ends."""
@@ -59,10 +65,11 @@ class Watchers:
         inotify = self._take()
         if inotify is None:
             return None
+        process = os.getpid()
         watch = _Watch(inotify, root, rollout)
         known = list(seen)
         try:
-            while watch.arm():  # before the look, so that no change falls between
+            while os.getpid() == process and watch.arm():  # before the look, so that no change falls between
                 names = look()
                 left = deadline - time.monotonic()
                 if left <= 0 or names != known:
@@ -70,10 +77,16 @@ class Watchers:
                 watch.wait(min(left, LOOK_AGAIN))
             return None
         finally:
-            watch.disarm()
-            self._give_back(inotify)
+            if os.getpid() == process:
+                watch.disarm()
+                self._give_back(inotify)
+            else:  # a signal handler forked, and this is the child
+                inotify.close()
 
     def _take(self) -> INotify | None:
+        if self._process != os.getpid():
+            self._close_idle()
+            self._process = os.getpid()
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         try:

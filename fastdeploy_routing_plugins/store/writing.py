@@ -1,0 +1,172 @@
+"""Putting: from a caller's array to an object that fits its rollout, and stays, whoever else puts at the same time."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import arrays, envelope
+from ..backend import Buffer
+from ..errors import AbortedError, AbsentError, ConflictError, CorruptDataError, SupersededError
+from ..names import AbortName, ObjectName, PartName
+from ..record import WeightSpan, as_spans
+from ..spec import Capability
+from ..status import PutOutcome
+from . import reading
+from .assemble import Attempts
+from .placing import place
+
+if TYPE_CHECKING:
+    from ..arrays import IntArray
+    from ..keys import RoutingKey
+    from ..schema import RoutingSchema
+    from .objects import Objects
+    from .selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An object that is ready to be stored.
+
+    Attributes:
+        key: Which sample.
+        what: The last component of its name.
+        header: Its header.
+        array: ``[layers, tokens, top_k]`` in canonical form, None for seals and abort marks.
+    """
+
+    key: RoutingKey
+    what: ObjectName
+    header: envelope.Header
+    array: IntArray | None = None
+
+    @property
+    def buffer(self) -> Buffer:
+        """The payload, in the array's own memory."""
+        if self.array is None:
+            return Buffer(memoryview(b""))
+        return Buffer(envelope.payload_of(self.array), self.array.shape, self.array.dtype.name)
+
+
+def draft_part(
+    key: RoutingKey,
+    stamp: dict[str, Any],
+    routing: Any,
+    schema: RoutingSchema,
+    *,
+    layers: Selection,
+    tokens: Selection,
+    total_tokens: int | None,
+    layout: str,
+    weight_versions: object,
+) -> Draft:
+    """Checks a part and computes its header; see ``RoutingStore.put`` for the arguments and errors.
+
+    Args:
+        key: Which sample.
+        stamp: The header's fields that all objects have.
+        routing: See ``RoutingStore.put``.
+        schema: See ``RoutingStore.put``.
+        layers: See ``RoutingStore.put``.
+        tokens: See ``RoutingStore.put``.
+        total_tokens: See ``RoutingStore.put``.
+        layout: See ``RoutingStore.put``.
+        weight_versions: See ``RoutingStore.put``.
+    """
+    array = arrays.layer_first(arrays.as_numpy(routing), layout)
+    what = place(array.shape, schema, layers, tokens, total_tokens)
+    spans: tuple[WeightSpan, ...] = as_spans(weight_versions, what.part.tokens)
+    array = arrays.canonical(array, schema, what.part)
+    header = envelope.PartHeader(
+        **stamp,
+        num_experts=schema.num_experts,
+        top_k=schema.top_k,
+        layer_ids=schema.layer_ids,
+        dtype=schema.dtype,
+        layers=what.part.layers,
+        tokens=what.part.tokens,
+        total_tokens=what.total_tokens,
+        digests=envelope.digest_payload(envelope.payload_of(array), what.part, schema.row_bytes),
+        weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
+    )
+    return Draft(key, what, header, array)
+
+
+async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
+    """Stores an object if it fits what is known of its rollout, and withdraws it if a race made it not fit.
+
+    Raises:
+        ConflictError: Other content is stored in its place, or totals, schemas or overlaps contradict each other.
+        SupersededError: A higher attempt is stored.
+        AbortedError: The attempt was given up.
+    """
+    key, what, attempt, buffer = draft.key, draft.what, draft.header.attempt, draft.buffer
+    prefix = key.prefix(namespace)
+    name = f"{prefix}{attempt:019d}/{what}"
+    if Capability.LIST not in objects.has:
+        return PutOutcome(name, await objects.create(name, draft.header, buffer), buffer.nbytes)
+    before = await objects.names(prefix)
+    known = Attempts.parse(prefix, before)
+    _check_attempt(known, key, attempt)
+    if not isinstance(what, AbortName):
+        if known.aborted(attempt):
+            raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
+        known.check_new(key, attempt, what)
+    if isinstance(what, PartName) and draft.array is not None:
+        await _check_overlaps(objects, known, attempt, what, draft.array)
+    duplicate = await objects.create(name, draft.header, buffer)
+    if duplicate and isinstance(what, PartName):
+        await _check_stored(objects, name, what)
+    # Others may have put meanwhile: what contradicts them goes again, so that nothing unreadable is acknowledged.
+    after = await objects.names(prefix)
+    if not duplicate:
+        insort(before, name)
+    if after == before and set(known.objects) <= {attempt}:
+        return PutOutcome(name, duplicate, buffer.nbytes)  # nobody did
+    now = Attempts.parse(prefix, after)
+    try:
+        _check_attempt(now, key, attempt)
+        now.check_new(key, attempt, None)
+    except (SupersededError, ConflictError):
+        if not duplicate:
+            await objects.delete([name])
+        raise
+    if now.highest == attempt and len(now.objects) > 1 and now.status(key).state == "complete":
+        await objects.delete(now.names(below=attempt))
+    return PutOutcome(name, duplicate, buffer.nbytes)
+
+
+def _check_attempt(known: Attempts, key: RoutingKey, attempt: int) -> None:
+    if known.highest > attempt:
+        raise SupersededError(
+            f"attempt {attempt} of {key} is older than the stored attempt {known.highest}", attempt=known.highest
+        )
+
+
+async def _check_overlaps(objects: Objects, known: Attempts, attempt: int, what: PartName, array: IntArray) -> None:
+    """Compares a new part with stored ones that share cells with it; what cannot be read is left to the readers."""
+    if Capability.READ not in objects.has:
+        return
+    mine = reading.Piece("", what, what.part, what.part)
+    (t0, t1), (l0, l1) = what.part.tokens, what.part.layers
+    for other in known.parts(attempt):
+        (u0, u1), (m0, m1) = other.part.tokens, other.part.layers
+        if u0 >= t1 or u1 <= t0 or m0 >= l1 or m1 <= l0 or other == what:
+            continue
+        shared = other.part.intersect(what.part)
+        if shared is None:
+            continue
+        for piece in reading.plan(f"{known.prefix}{attempt:019d}/", [other], shared, verify=True):
+            try:
+                stored = reading.decode_piece(piece, await objects.get(piece.request()), verify=True)[1]
+            except (AbsentError, CorruptDataError):
+                continue
+            reading.compare(mine, array, [(piece, stored)])
+
+
+async def _check_stored(objects: Objects, name: str, what: PartName) -> None:
+    """Reads what is stored already: a repeated put is a success only if a reader can get it."""
+    if Capability.READ in objects.has:
+        piece = reading.Piece(name, what, what.part, what.part)
+        reading.decode_piece(piece, await objects.get(piece.request()), verify=True)
