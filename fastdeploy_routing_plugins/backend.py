@@ -58,12 +58,17 @@ class Buffer:
         """Size of the payload in bytes."""
         return self.data.nbytes
 
+    @property
+    def lent(self) -> bool:
+        """Whether the owner leaves the memory alone until ``release``; otherwise it is the caller's after the put."""
+        return self._on_release is not None
+
     def __repr__(self) -> str:
         return f"Buffer({self.nbytes} bytes, shape={self.shape}, dtype={self.dtype})"
 
     def retain(self) -> Buffer:
         """Returns a buffer of this content that stays valid until ``release``: a copy, unless the owner lends it."""
-        return self if self._on_release else Buffer(memoryview(bytes(self.data)), self.shape, self.dtype)
+        return self if self.lent else Buffer(memoryview(bytes(self.data)), self.shape, self.dtype)
 
     def release(self) -> None:
         """Gives a retained buffer back to its owner. Harmless when nobody waits for it."""

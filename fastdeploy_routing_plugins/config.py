@@ -10,6 +10,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -54,10 +55,14 @@ class CommonOptions:
         metadata={"doc": "Names the writing process; made from host name, process id and a random number if empty."},
     )
     only_last_turn: bool = field(
-        default=False, metadata={"doc": "Delete a turn once the next turn of its trajectory is complete."}
+        default=False,
+        metadata={"doc": "Accepted for the sake of the host's configuration; this release keeps every turn."},
     )
     use_fused_put: bool = field(
-        default=False, metadata={"doc": "The host hands over all layers of a request at once instead of one by one."}
+        default=False,
+        metadata={
+            "doc": "Accepted for the sake of the host's configuration; whole and per-layer puts both work anyway."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -177,7 +182,7 @@ def _hear(option: Option, items: list[Item]) -> tuple[list[Any], list[str]]:
             try:
                 typed = option.convert(os.fspath(value) if isinstance(value, os.PathLike) else value, text=item.text)
                 _check_value(typed)
-            except (msgspec.ValidationError, ValueError) as err:
+            except (msgspec.ValidationError, ValueError, TypeError) as err:  # TypeError: of a strange PathLike
                 problems.append(f"option {option.name!r}: {_reason(option, err, value)} (from {item.source})")
                 continue
             if all(typed != other for other, _ in heard):
@@ -210,7 +215,7 @@ def _plain(option: Option, value: Any) -> Any:
     try:
         plain = msgspec.to_builtins(value)
         option.convert(plain, text=False)
-    except (msgspec.ValidationError, TypeError) as err:
+    except (msgspec.ValidationError, TypeError, RecursionError) as err:
         raise InvalidPluginError(
             f"the config class turned option {option.name!r} into something that its type does not allow: {err}",
             hint="an option must survive a journey to another process",
@@ -221,7 +226,9 @@ def _plain(option: Option, value: Any) -> Any:
 def _reason(option: Option, err: Exception, value: Any) -> str:
     if option.info.secret:
         return f"expected {option.info.type}, got something else, which is not shown because it is secret"
-    shown = repr(_mask(value))
+    shown, failed = attempt(lambda: repr(_mask(_beginning(value))))
+    if shown is None or failed is not None:
+        shown = f"a {type(value).__name__}"
     reason = str(err).replace("`", "")
     return f"{reason[:1].lower()}{reason[1:]}: {shown if len(shown) <= 80 else shown[:77] + '...'}"
 
@@ -234,6 +241,17 @@ def _mask(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _mask(item) for key, item in value.items()}
     return value
+
+
+def _beginning(value: Any, depth: int = 4, items: int = 16) -> Any:
+    """Returns a small part of a value that may be huge, deep, or contain itself."""
+    if not isinstance(value, (list, tuple, dict)):
+        return value
+    if depth == 0:
+        return "..."
+    if isinstance(value, dict):
+        return {key: _beginning(item, depth - 1) for key, item in islice(value.items(), items)}
+    return [_beginning(item, depth - 1) for item in islice(value, items)]
 
 
 def default_producer() -> str:

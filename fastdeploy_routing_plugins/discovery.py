@@ -129,11 +129,26 @@ def _declared(dist: Dist) -> list[Candidate]:
     text = dist.read_text("entry_points.txt")
     if not text or ENTRY_POINT_GROUP not in text:
         return []
-    entries = [entry for entry in dist.entry_points if entry.group == ENTRY_POINT_GROUP]
+    entries = _entries(text)
     if not entries:
         return []
     name, version, location = normalise(_name(dist)), _version(dist), _location(dist)
-    return [Candidate(entry.name, _target(entry.value), name, version, location) for entry in entries]
+    return [Candidate(entry, _target(value), name, version, location) for entry, value in entries]
+
+
+def _entries(text: str) -> list[tuple[str, str]]:
+    """Returns the names and values of our group, malformed ones too: some versions of the library refuse them all."""
+    group = ""
+    found = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            group = line[1:-1].strip()
+        elif group == ENTRY_POINT_GROUP and line and not line.startswith(("#", ";")):
+            name, mark, value = line.partition("=")
+            if not mark:
+                raise ValueError(f"entry point {line!r} has no value")
+            found.append((name.strip(), value.strip()))
+    return found
 
 
 def _target(value: str) -> str:

@@ -66,10 +66,11 @@ def missing_dependency(
 
 def plugin_fault(candidate: Candidate, what: str, err: BaseException) -> StoreLoadError:
     """Returns the error for a plugin whose code fails."""
+    whose = f"{candidate.distribution} {candidate.version} ({candidate.location})"
+    ours = candidate.distribution == "fastdeploy-routing-plugins"
     return StoreLoadError(
         f"store {candidate.name!r} cannot be loaded: {what} failed with {text_of(err)}{_place(err)}",
-        hint=f"the fault is in {candidate.distribution} {candidate.version} ({candidate.location}), "
-        "not in fastdeploy-routing-plugins",
+        hint=f"the fault is in {whose}" + ("" if ours else ", not in fastdeploy-routing-plugins"),
         name=candidate.name,
     )
 

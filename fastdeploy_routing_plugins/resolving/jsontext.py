@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from typing import Any, NoReturn
 
 from ..errors import ConfigError
 
 MAX_TEXT_BYTES = 1 << 20
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def parse_text(text: str, label: str) -> tuple[dict[str, Any], str]:
@@ -36,16 +44,29 @@ def parse_text(text: str, label: str) -> tuple[dict[str, Any], str]:
 
 def _read_file(path: str, label: str) -> str:
     try:
-        with open(path, "rb") as file:
+        # Looked at before, since opening a device may set it off, and after, since it may have been exchanged.
+        _check_regular(os.stat(path), label)
+        with open(path, "rb", opener=_open_at_once) as file:
+            _check_regular(os.fstat(file.fileno()), label)
             raw = file.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as err:
-        fail(f"{label} cannot be read: {err}")
+        fail(f"{label} cannot be read: {err}", "@ is followed by the path of a file that holds JSON")
     if len(raw) > MAX_TEXT_BYTES:
         fail(f"{label} has more than {MAX_TEXT_BYTES} bytes")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:
         fail(f"{label} is not UTF-8: byte {err.start}")
+
+
+def _check_regular(found: os.stat_result, label: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        fail(f"{label} cannot be read: it is {kind}", "write the JSON into a regular file")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a named pipe would wait for its writer
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

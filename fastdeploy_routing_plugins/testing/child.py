@@ -97,7 +97,7 @@ async def answer(backend: Backend, command: dict[str, Any]) -> dict[str, Any]:
 
 async def serve(resolved: ResolvedStore, answers: int) -> None:
     """Opens the store and does commands until stdin ends."""
-    backend = as_async(resolved.create_backend())
+    backend = as_async(resolved.create_backend(), bare=True)
     loop = asyncio.get_running_loop()
     await backend._open()
     try:

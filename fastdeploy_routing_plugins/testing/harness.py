@@ -98,7 +98,7 @@ class Harness:
     @contextlib.asynccontextmanager
     async def backend(self) -> AsyncIterator[Backend]:
         """Opens one more handle on the store and closes it at the end."""
-        backend = as_async(self.resolved.create_backend())
+        backend = as_async(self.resolved.create_backend(), bare=True)
         try:
             await backend._open()
             yield backend

@@ -33,7 +33,7 @@ class LifecycleTests(ConformanceBase):
     @conformance()
     async def test_opens_in_time(self, kit: Harness) -> None:
         """``_open`` returns within 30 s, also beside another open handle."""
-        first, second = (as_async(kit.resolved.create_backend()) for _ in range(2))
+        first, second = (as_async(kit.resolved.create_backend(), bare=True) for _ in range(2))
         try:
             assert await in_time(first._open(), OPEN_LIMIT), f"_open took more than {OPEN_LIMIT} s"
             assert await in_time(second._open(), OPEN_LIMIT), f"a second _open took more than {OPEN_LIMIT} s"
@@ -44,7 +44,7 @@ class LifecycleTests(ConformanceBase):
     @conformance()
     async def test_close_returns_in_time(self, kit: Harness) -> None:
         """``_close`` returns within 5 s after use."""
-        backend = as_async(kit.resolved.create_backend())
+        backend = as_async(kit.resolved.create_backend(), bare=True)
         await backend._open()
         item = sample(kit.namespace)
         await backend._put(item.name, item.header, item.buffer())
@@ -53,13 +53,13 @@ class LifecycleTests(ConformanceBase):
     @conformance()
     async def test_close_without_open_is_harmless(self, kit: Harness) -> None:
         """``_close`` is called after a failed ``_open`` too, so it must not need anything that ``_open`` makes."""
-        backend = as_async(kit.resolved.create_backend())
+        backend = as_async(kit.resolved.create_backend(), bare=True)
         assert await in_time(backend._close(), CLOSE_LIMIT), f"_close took more than {CLOSE_LIMIT} s"
 
     @conformance()
     async def test_close_with_pending_operations_returns_in_time(self, kit: Harness) -> None:
         """``_close`` does not wait for a reader's deadline, and what was pending ends."""
-        backend = as_async(kit.resolved.create_backend())
+        backend = as_async(kit.resolved.create_backend(), bare=True)
         await backend._open()
         items = [sample(kit.namespace, f"pending:{i}", size=256 << 10) for i in range(16)]
         pending = [asyncio.create_task(backend._put(item.name, item.header, item.buffer())) for item in items]

@@ -54,7 +54,7 @@ def run_stateful(
     """
     numbers = itertools.count()
     loop = asyncio.new_event_loop()
-    handles = [as_async(make_backend()) for _ in range(2)]
+    handles = [as_async(make_backend(), bare=True) for _ in range(2)]
 
     def run(operation: Coroutine[Any, Any, Any]) -> Any:
         try:

@@ -203,9 +203,7 @@ def test_a_reader_that_leaves_early_is_no_noise(store: SyncStore, here: list[str
 
 def test_a_reader_that_was_never_there_is_no_noise() -> None:
     ended = subprocess.run(
-        f"{COMMAND} list | true; echo ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
+        ["bash", "-c", f"{COMMAND} list | true; echo ${{PIPESTATUS[0]}}"],
         env=environment(),
         capture_output=True,
         text=True,
@@ -228,7 +226,7 @@ def test_a_full_disk_behind_stdout_is_an_error() -> None:
 @pytest.mark.parametrize("flag", ["", "--json"])
 def test_closed_streams_are_no_reason_to_fail(closed: str, flag: str) -> None:
     command = f"{COMMAND} list {flag} {closed}"
-    ended = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, timeout=60)
 
     assert ended.returncode == 0
 

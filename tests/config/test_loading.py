@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import msgspec
 import pytest
@@ -14,6 +14,9 @@ from fastdeploy_routing_plugins.config import CommonOptions, OptionInfo, describ
 from fastdeploy_routing_plugins.errors import ConfigError, InvalidPluginError
 
 from .settings import Options, configure, of, problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -88,6 +91,64 @@ def test_what_json_can_express_is_accepted(options: dict[str, Any], expected: Op
 def test_a_wrong_value_is_shown_in_short() -> None:
     (problem,) = problems(of(retries="x" * 10_000))
     assert len(problem) < 200
+
+
+def nested(make: Callable[[Any], Any], times: int) -> Any:
+    value: Any = "x"
+    for _ in range(times):
+        value = make(value)
+    return value
+
+
+class Hostile:
+    """What raises whenever it is looked at."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __fspath__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+ENDLESS_OBJECT: dict[str, Any] = {}
+ENDLESS_OBJECT["a"] = ENDLESS_OBJECT
+STRANGE = {
+    "list in itself": ENDLESS,
+    "object in itself": ENDLESS_OBJECT,
+    "both in a tuple": (ENDLESS, ENDLESS_OBJECT),
+    "deep list": nested(lambda value: [value], 10_000),
+    "deep object": nested(lambda value: {"a": value}, 10_000),
+    "2**60 items": nested(lambda value: [value, value], 60),
+    "hostile": Hostile(),
+    "list of the hostile": [Hostile()],
+}
+
+
+@pytest.mark.parametrize("name", [*Options.__dataclass_fields__, "namespace", "producer", "colour"])
+@pytest.mark.parametrize("value", STRANGE.values(), ids=STRANGE)
+def test_any_value_of_any_option_is_a_problem_in_few_words(value: Any, name: str) -> None:
+    (problem,) = problems(of(**{name: value}))
+    assert len(problem) < 300
+
+
+def test_a_configuration_that_contains_itself_is_refused() -> None:
+    config: dict[str, Any] = {"routing_store_type": "demo"}
+    config["routing_store_config"] = config
+    assert len(problems(config)) == 2
+
+
+def test_a_class_must_not_make_an_option_that_contains_itself() -> None:
+    @dataclass
+    class Endless:
+        path: list[str] = field(default_factory=list)
+
+        def __post_init__(self) -> None:
+            self.path = ENDLESS
+
+    with pytest.raises(InvalidPluginError, match="'path'"):
+        configure(of(), options=Endless, host_keys={})
 
 
 def test_a_wrong_value_of_a_secret_is_not_shown() -> None:

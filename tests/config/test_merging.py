@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -288,6 +290,33 @@ def test_a_file_that_is_no_text_of_reasonable_size_is_refused(tmp_path: Path, co
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
         read(f"@{file}", {})
+
+
+def special(kind: str, folder: Path) -> Path:
+    path = folder / "special"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "named pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["folder", "named pipe", "socket", "link to a device"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match="into a regular file") as caught:
+        read(f"@{special(kind, tmp_path)}", {})
+    assert f"it is a {kind.rpartition(' a ')[2]}" in caught.value.message
+
+
+def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(of(fsync=True)))
+    (tmp_path / "link").symlink_to("config.json")
+    assert configure(f"@{tmp_path / 'link'}").config == Options(fsync=True)
 
 
 @pytest.mark.parametrize("config", [7, b"{}", ["demo"], {1: 2}])

@@ -161,7 +161,7 @@ def test_awkward_ids_are_all_legal_and_different():
 
 
 def test_longest_names_are_the_longest():
-    assert {len(item.name) for item in longest_samples("n")} == {377}
+    assert {len(item.name) for item in longest_samples("n")} == {386}
 
 
 def test_process_that_dies_shows_what_it_said(tmp_path, monkeypatch):

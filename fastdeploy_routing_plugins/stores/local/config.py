@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, field
 
 from ...errors import ConfigError
+
+_LIMIT = 4095  # bytes; the system's own limit for one path
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_EXAMPLE = "write a path, for example /data/run-7/routing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,40 @@ class LocalConfig:
     )
 
     def __post_init__(self) -> None:
-        if not self.store_dir or "\0" in self.store_dir:
-            problem = f"store_dir is no folder's path: {self.store_dir!r}"
-            raise ConfigError(problem, hint="for example /data/run-7/routing", problems=(problem,))
+        reason, hint = _fault(self.store_dir)
+        if reason:
+            problem = f"store_dir {self.store_dir!r:.100} {reason}"
+            raise ConfigError(f"{problem}: {hint}", problems=(f"{problem}: {hint}",))
+
+    def path(self) -> str:
+        """Returns the folder's absolute path in this process.
+
+        Raises:
+            ConfigError: it is relative, and the working folder is gone.
+        """
+        try:
+            return os.path.abspath(os.path.expanduser(self.store_dir))
+        except OSError as err:
+            problem = f"store_dir {self.store_dir!r} starts at the working folder, which is gone: {err.strerror}"
+            raise ConfigError(problem, hint="write an absolute path", problems=(problem,)) from err
+
+
+def _fault(store_dir: str) -> tuple[str, str]:
+    """Returns what is wrong with a path and what to write, or two empty texts."""
+    scheme = _SCHEME.match(store_dir)
+    if not store_dir or "\0" in store_dir:
+        return "is no folder's path", _EXAMPLE
+    if scheme is not None and scheme[1].lower() == "file":
+        return "is a URL", "write the path alone, for example /data/run-7/routing"
+    if scheme is not None:
+        return f"is a {scheme[1]} URL, but local keeps routing in a folder", f"{_EXAMPLE}, or choose another store"
+    if store_dir.startswith("~") and os.path.expanduser(store_dir) == store_dir:
+        return (
+            "starts in the home of a user who is not known here",
+            f"{_EXAMPLE}, or ./~NAME for a folder of that name",
+        )
+    try:
+        length = len(os.fsencode(store_dir))
+    except UnicodeEncodeError:
+        return "has characters that no path has here", _EXAMPLE
+    return ("is too long", f"at most {_LIMIT} bytes") if length > _LIMIT else ("", "")

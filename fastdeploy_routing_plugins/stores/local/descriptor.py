@@ -32,11 +32,14 @@ def refuse_copy(owner: object) -> NoReturn:
 
 
 class Descriptor(ctypes.c_int):
-    """An open descriptor. Closed at the end of a ``with`` block, or with the last reference, whichever is first."""
+    """An open descriptor. Closed at the end of a ``with`` block, or with the last reference, whichever is first.
 
-    def __init__(self, fd: int = -1) -> None:
-        """Takes over a descriptor."""
-        ctypes.c_int.__init__(self, fd)
+    Only the functions of this module make one: a fresh ``c_int`` is 0, and 0 is somebody's descriptor.
+    """
+
+    def __new__(cls, *_: object) -> NoReturn:
+        """Raises TypeError; ctypes goes another way."""
+        raise TypeError("descriptors are made by open_at, open_below and duplicate")
 
     @property
     def fd(self) -> int:

@@ -23,6 +23,7 @@ from .descriptor import duplicate, open_at, refuse_copy
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .descriptor import Descriptor
     from .folder import Folder
 
 TEMPORARY = ".tmp"
@@ -67,6 +68,7 @@ class _Temporary:
     """A temporary file in the store's folder, gone at the end of the ``with`` block or with the last reference."""
 
     _left = False  # whether there may be a file to remove
+    _file: Descriptor
 
     def __init__(self, root: Folder) -> None:
         self.folder = root.make(TEMPORARY)
@@ -96,7 +98,8 @@ class _Temporary:
             with contextlib.suppress(OSError):
                 os.unlink(self.name, dir_fd=self.folder.fd)
             self._left = False
-            self._file.close()
+            if hasattr(self, "_file"):
+                self._file.close()
             self.folder.close()
 
     def lock(self) -> bool:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import itertools
 import os
+import random
 import resource
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from fastdeploy_routing_plugins.errors import AlreadyExistsError, ConfigError, StoreUnavailableError
+from fastdeploy_routing_plugins.errors import AlreadyExistsError, ConfigError, NotFoundError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.local import publish
 
-from ..helpers import Item, opened, part, put
+from ..helpers import Item, descriptors, opened, part, prefix_of, put
 
 UNPRIVILEGED = 65534
 
@@ -130,6 +135,97 @@ def fork_and_put(store_dir: str) -> None:
             os._exit(0)
         os.waitpid(pid, 0)
         assert backend._get(item.name).payload[0] == item.payload
+
+
+def fork_and_wait(store_dir: str) -> None:
+    """Parent and child wait at the same time after a fork; the parent is woken by every put as if alone."""
+    late = []
+    with opened(store_dir) as backend:
+        backend._wait(prefix_of("x:before"), [], time.monotonic() + 0.01)
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                backend._wait(prefix_of("y:child"), [], time.monotonic() + 60)
+        time.sleep(0.1)
+        for index in range(20):
+            writer = os.fork()
+            if writer == 0:
+                time.sleep(0.03)
+                put(backend, part(f"x:{index}"))
+                os._exit(0)
+            start = time.monotonic()
+            assert backend._wait(prefix_of(f"x:{index}"), [], start + 5)
+            late.append(time.monotonic() - start)
+            os.waitpid(writer, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert max(late) < 0.25, late
+
+
+def fork_within_a_wait(store_dir: str) -> None:
+    """Forks in a signal handler while waiting; the child's wait goes on without taking the parent's notices."""
+    children = []
+
+    def handle(*_: object) -> None:
+        children.append(os.fork())
+
+    signal.signal(signal.SIGALRM, handle)
+    with opened(store_dir) as backend:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        names = backend._wait(prefix_of("x:1"), [], time.monotonic() + 1.2)
+        if children == [0]:
+            put(backend, part("x:2"))
+            os._exit(0 if names == [] and not backend._watchers._idle else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+        names = backend._wait(prefix_of("x:2"), [], time.monotonic() + 0.1)
+    assert names == [part("x:2").name]
+
+
+def interrupt_calls(store_dir: str, count: str) -> None:
+    """Interrupts ``count`` calls at random moments; what they left open and lying about is bounded."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    chance = random.Random(5)
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda *_: None  # an interrupt within a finaliser cannot be raised
+    interrupted = 0
+    items = [part(f"x:{index}", tokens=tokens) for index, tokens in enumerate((5, 40_000))]
+    with opened(store_dir) as backend:
+        put(backend, items[0])
+        backend._wait(prefix_of("x:0"), [], 0)
+        before = len(descriptors())
+        done = 0
+        while done < int(count):
+            try:
+                done += 1
+                item = items[done % 2]
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 4e-4))
+                backend._delete([item.name])
+                put(backend, item)
+                backend._get(item.name)
+                backend._list("ns/")
+                backend._wait(prefix_of("x:2"), [], time.monotonic() + 0.001)
+            except (KeyboardInterrupt, AlreadyExistsError, NotFoundError):
+                interrupted += 1
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        gc.collect()
+        left = len(descriptors()) - before
+        locked = [path.name for path in Path(store_dir, ".tmp").iterdir() if _is_locked(path)]
+    with opened(store_dir):
+        litter = os.listdir(Path(store_dir, ".tmp"))
+    assert interrupted > int(count) // 2, interrupted
+    assert (left <= 12, locked, litter) == (True, [], []), (left, locked, litter)
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def hold_many(store_dir: str, name: str) -> None:

@@ -14,19 +14,17 @@ from fastdeploy_routing_plugins.stores.local.folder import NOT_A_FOLDER, Folder
 from ..helpers import descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
-class _WithoutOpenat2:
-    """The C library of an old kernel, or in a sandbox that forbids what it does not know."""
+def failing(number: int) -> Callable[..., None]:
+    """The system call on an old kernel, or in a sandbox that forbids what it does not know."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    def syscall(self, *_: object) -> int:
-        module.ctypes.set_errno(self.number)
-        return -1
+    return fails
 
 
 @pytest.fixture(
@@ -35,7 +33,7 @@ class _WithoutOpenat2:
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     """A folder with a file ``a/b/file``, opened in every way that a system may offer."""
     if request.param is not None:
-        monkeypatch.setattr(module, "_libc", _WithoutOpenat2(request.param))
+        monkeypatch.setattr(module, "open_below", failing(request.param))
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "file").write_bytes(b"content")
     with Folder.at(str(tmp_path)) as opened:
@@ -43,11 +41,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def read(folder: Folder, path: str) -> bytes:
-    fd = folder.open(path, os.O_RDONLY)
-    try:
-        return os.read(fd, 100)
-    finally:
-        os.close(fd)
+    with folder.open(path, os.O_RDONLY) as file:
+        return os.read(file.fd, 100)
 
 
 def test_a_path_leads_to_its_file(folder: Folder) -> None:

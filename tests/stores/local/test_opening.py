@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,10 +122,65 @@ def test_a_path_that_cannot_be_a_folder_is_a_fault_of_the_configuration(tmp_path
         pass
 
 
-@pytest.mark.parametrize("store_dir", ["", "a\0b"])
+NO_PATHS = {
+    "empty": "",
+    "with NUL": "a\0b",
+    "http": "http://x/y",
+    "s3": "S3://bucket/run",
+    "redis": "redis://host:6379",
+    "file URL": "file:///data/x",
+    "unknown user": "~nosuchuser/x",
+    "unknown user alone": "~nosuchuser",
+    "lone surrogate": "/x\ud800",
+    "long": "/x" * 3000,
+    "long name": "x" * 6000,
+}
+
+
+@pytest.mark.parametrize("store_dir", NO_PATHS.values(), ids=NO_PATHS)
 def test_a_path_that_is_none_is_refused_by_the_configuration(store_dir: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"store_dir .*: (write|at most)") as caught:
         LocalConfig(store_dir=store_dir)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_home_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match="home"):
+        LocalConfig(store_dir="~/x")
+
+
+def test_what_looks_like_a_url_further_on_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with opened("./http://x"):
+        assert (tmp_path / "http:" / "x" / ".fd-routing-store").exists()
+
+
+def test_a_path_of_two_thousand_folders_is_one(tmp_path: Path) -> None:
+    path = str(tmp_path) + "/d" * ((4000 - len(str(tmp_path))) // 2)
+    try:
+        with opened(path) as backend:
+            put(backend, ITEM)
+            assert backend._list("") == [ITEM.name]
+    finally:  # too deep for whoever tidies up
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+
+
+def test_a_home_that_makes_the_path_too_long_is_a_fault_of_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/tmp" + "/x" * 2500)
+    with pytest.raises(ConfigError), opened("~/store"):
+        pass
+
+
+def test_a_relative_path_without_a_working_folder_is_a_fault_of_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="absolute"), opened("store"):
+        pass
 
 
 def test_the_store_folder_may_be_a_symbolic_link(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fastdeploy_routing_plugins.errors import (
     StoreUnavailableError,
 )
 from fastdeploy_routing_plugins.stores.local import layout, publish
+from fastdeploy_routing_plugins.stores.local.folder import Folder
 
 from ..helpers import content, opened, part, put, seal
 
@@ -133,21 +134,17 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call", ["writev", "mkdir", "link", "open"])
+@pytest.mark.parametrize("call", ["writev", "mkdir", "link", "create"])
 def test_errors_of_the_system_are_typed_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    real = getattr(os, call)
-
-    def fails(*args: object, **kwargs: object) -> object:
-        if call == "open" and not (isinstance(args[1], int) and args[1] & os.O_CREAT):
-            return real(*args, **kwargs)
+    def fails(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
     with opened(tmp_path) as backend:
         put(backend, part("before"))
         with monkeypatch.context() as patched:
-            patched.setattr(os, call, fails)
+            patched.setattr(Folder if call == "create" else os, call, fails)
             with pytest.raises(StoreUnavailableError) as caught:
                 put(backend, ITEM)
         assert (caught.value.errno, bool(caught.value.hint)) == (number, True)

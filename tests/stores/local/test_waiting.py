@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fastdeploy_routing_plugins import open_store
 from fastdeploy_routing_plugins.errors import StoreClosedError
 from fastdeploy_routing_plugins.stores.local import watch
 
@@ -204,3 +205,24 @@ def test_twenty_waiters_of_twenty_rollouts_are_all_woken(tmp_path: Path, notice:
         for thread in threads:
             thread.join()
     assert (len(late), max(late) < 2 * SOON) == (20, True)
+
+
+@pytest.mark.parametrize("verb", ["get", "wait"])
+def test_closing_the_store_ends_the_waits_of_other_threads(tmp_path: Path, notice: str, verb: str) -> None:
+    ends: list[float] = []
+
+    def wait(index: int) -> None:
+        with pytest.raises(StoreClosedError):
+            getattr(store, verb)(f"x:{index}", timeout=60)
+        ends.append(time.monotonic())
+
+    store = open_store({"routing_store_type": "local", "routing_store_config": {"store_dir": str(tmp_path)}})
+    threads = [threading.Thread(target=wait, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    closed = time.monotonic()
+    store.close()
+    for thread in threads:
+        thread.join(10)
+    assert (len(ends), max(ends) - closed < watch.LOOK_AGAIN + SOON) == (4, True)
