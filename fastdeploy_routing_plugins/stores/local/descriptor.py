@@ -99,7 +99,7 @@ def open_at(folder: int, path: str, flags: int, mode: int = 0o666) -> Descriptor
     """
     raw = os.fsencode(path)
     while True:
-        opened: Descriptor = _libc.openat(folder, raw, flags | os.O_CLOEXEC, ctypes.c_uint(mode))
+        opened: Descriptor = _libc.openat(folder, raw, flags | os.O_CLOEXEC, mode)
         if opened.value >= 0:
             return opened
         number = ctypes.get_errno()
@@ -124,7 +124,7 @@ def open_below(folder: int, path: str, flags: int) -> Descriptor:
 
 def duplicate(fd: int) -> Descriptor:
     """Returns a second descriptor of the same open file. Raises OSError."""
-    copy: Descriptor = _libc.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ctypes.c_int(0))
+    copy: Descriptor = _libc.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
     if copy.value >= 0:
         return copy
     number = ctypes.get_errno()

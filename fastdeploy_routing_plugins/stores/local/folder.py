@@ -52,7 +52,7 @@ class Folder:
     @property
     def fd(self) -> int:
         """The descriptor's number; -1 when closed."""
-        return self._descriptor.fd
+        return self._descriptor.value
 
     def __enter__(self) -> Folder:
         return self

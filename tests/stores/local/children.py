@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import gc
@@ -196,18 +197,21 @@ def interrupt_calls(store_dir: str, count: str) -> None:
         put(backend, items[0])
         backend._wait(prefix_of("x:0"), [], 0)
         before = len(descriptors())
-        done = 0
-        while done < int(count):
+        turns = iter(range(int(count)))
+        while True:
             try:
-                done += 1
-                item = items[done % 2]
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 4e-4))
-                backend._delete([item.name])
-                put(backend, item)
-                backend._get(item.name)
-                backend._list("ns/")
-                backend._wait(prefix_of("x:2"), [], time.monotonic() + 0.001)
-            except (KeyboardInterrupt, AlreadyExistsError, NotFoundError):
+                for turn in turns:
+                    item = items[turn % 2]
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 4e-4))
+                    with contextlib.suppress(AlreadyExistsError, NotFoundError):  # the call before was cut short
+                        backend._delete([item.name])
+                        put(backend, item)
+                        backend._get(item.name)
+                        backend._list("ns/")
+                        backend._wait(prefix_of("x:2"), [], time.monotonic() + 0.001)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                break
+            except KeyboardInterrupt:
                 interrupted += 1
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
         gc.collect()
