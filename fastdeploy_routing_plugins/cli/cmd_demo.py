@@ -68,7 +68,7 @@ def command(
     if sabotage and requests < 2:
         raise UsageProblem("--sabotage swaps two records", "use --requests 2 or more")
     failures: list[str] = []
-    with cleaning_up(), ExitStack() as ends:
+    with cleaning_up() as stop, ExitStack() as ends:
         if choose.config is None and choose.directory is None and split_name(choose.store or "local")[0] == "local":
             folder = tempfile.mkdtemp(prefix="fd-routing-demo-")
             if not keep:
@@ -81,6 +81,11 @@ def command(
         ends.enter_context(_hidden(CONFIG_VARIABLE, NAMESPACE_VARIABLE))
         bars = ends.enter_context(out.progress(_PHASES, requests))
         ends.enter_context(no_orphans())
+
+        def progress(phase: str, done: int, total: int) -> None:
+            stop.check()
+            bars(_PHASES.index(phase), done)
+
         report = run_demo(
             {
                 STORE_KEY: f"{store.name}@{store.distribution}",
@@ -91,7 +96,7 @@ def command(
             seed=seed,
             sabotage=sabotage,
             timeout=timeout,
-            progress=lambda phase, done, total: bars(_PHASES.index(phase), done),
+            progress=progress,
         )
     failures = [*report.failures, *failures]
     document = {**report.to_dict(), "ok": not failures, "failures": failures}

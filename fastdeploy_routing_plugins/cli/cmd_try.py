@@ -57,10 +57,11 @@ def command(out: Output, choose: StoreChoice, tokens: int, rounds: int) -> int:
     choose = replace(choose, namespace=f"fd-routing-try-{uuid.uuid4().hex[:12]}")
     timings = _Timings()
     failures: list[str] = []
-    with cleaning_up(), choose.open(existing=False) as store, throw_away(store, out, failures):
+    with cleaning_up() as stop, choose.open(existing=False) as store, throw_away(store, out, failures):
         readable = Capability.READ | Capability.LIST in store.resolved.spec.capabilities
         with out.progress([f"trying {store.resolved.name}"], rounds) as advance:
             for number in range(rounds):
+                stop.check()
                 _round_trip(store, f"try:{number}:0:0", tokens, number, readable, timings, failures)
                 advance(0, number + 1)
         name, nbytes = store.resolved.name, _SCHEMA.num_layers * tokens * _SCHEMA.row_bytes

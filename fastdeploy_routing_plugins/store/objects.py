@@ -223,9 +223,19 @@ class Objects:
         """Deletes objects; returns how many existed."""
         if not names:
             return 0
-        count = as_int(await self._call(self._backend._delete, names))
-        if count is None or not 0 <= count <= len(names):
-            raise self.broken("_delete", f"does not say how many of {len(names)} objects it deleted")
+        count = self._count("_delete", await self._call(self._backend._delete, names))
+        if count > len(names):
+            raise self.broken("_delete", f"says that it deleted {count} of {len(names)} objects")
+        return count
+
+    async def clear(self, prefix: str) -> int:
+        """Deletes everything under a prefix; returns how many objects that were."""
+        return self._count("_clear", await self._call(self._backend._clear, prefix))
+
+    def _count(self, verb: str, answer: object) -> int:
+        count = as_int(answer)
+        if count is None or count < 0:
+            raise self.broken(verb, f"returned {shown(answer)}, not how many objects it deleted")
         return count
 
 

@@ -293,7 +293,9 @@ class RoutingStore:
         """
         self._objects.need(Capability.LIST)
         if everything:
-            return await self._delete_each((await inspection.groups(self._objects, self.namespace)).values())
+            count = len(await inspection.groups(self._objects, self.namespace))
+            await self._objects.clear(f"{encode_namespace(self.namespace)}/")
+            return count
         groups = (await self._groups(None)).values()
         return await self._delete_each(
             [await inspection.written_by(self._objects, self.producer, names) for names in groups]

@@ -126,7 +126,11 @@ def test_try_cleans_up_when_it_is_stopped(folder: Path, number: signal.Signals, 
         time.sleep(0.01)
 
     process.send_signal(number)
-    output = process.communicate(timeout=30)
+    try:
+        output = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
 
     assert (process.returncode, "".join(output), namespaces(folder)) == (code, "", [])
 

@@ -95,6 +95,19 @@ class LocalBackend(BlockingBackend):
         except OSError as err:
             raise self._failed(err, root, "deleting") from err
 
+    def _clear(self, prefix: str) -> int:
+        count = self._delete(self._list(prefix))
+        root = self._opened()
+        namespace, slash, rollout = prefix.partition("/")
+        if not layout.within_rollout(prefix):  # folders that an interrupted put left empty
+            for outer in [namespace] if slash else _folders(root, ".", namespace):
+                for inner in _folders(root, outer, rollout):
+                    with root.find(outer) as folder:
+                        if folder is not None:
+                            _remove_empty(folder, inner)
+                _remove_empty(root, outer)
+        return count
+
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
