@@ -102,7 +102,12 @@ class GetRequest:
 
 
 class Backend(ABC):
-    """An asynchronous blob store. Must not block the event loop."""
+    """An asynchronous blob store. Must not block the event loop; one instance serves one event loop.
+
+    Every store has ``_put`` and ``_delete``; ``_get`` with ``Capability.READ`` and ``_list`` with ``Capability.LIST``.
+    ``_open``, ``_close``, ``_flush``, ``_clear``, ``_wait``, ``_get_many`` and ``_release`` have defaults. A cancelled
+    verb leaves its object whole or absent, and no connection open.
+    """
 
     async def _open(self) -> None:  # noqa: B027
         """Connects or prepares. Never deletes or changes what is stored."""
@@ -168,7 +173,10 @@ class Backend(ABC):
 
 
 class BlockingBackend(ABC):
-    """A blob store over a blocking SDK: the verbs of ``Backend`` as plain methods, called from several threads."""
+    """A blob store over a blocking SDK: the verbs of ``Backend`` as plain methods, called from several threads.
+
+    Every store has ``_put`` and ``_delete``; ``_get`` with ``Capability.READ`` and ``_list`` with ``Capability.LIST``.
+    """
 
     threads: int = 8
     """How many calls the asynchronous form of the store makes at the same time."""

@@ -19,6 +19,8 @@ ALLOWED_VARIABLE = "FD_ROUTING_STORES_ALLOWED"
 RESERVED = "response"
 NAME_RULE = "[a-z][a-z0-9_]*"
 
+_PLANNED = {"rdma": "it comes with a later release of fastdeploy-routing-plugins; until then use local"}
+
 
 def check_allowed(name: str, environ: Mapping[str, str]) -> None:
     """Obeys the administrator's variables.
@@ -128,7 +130,9 @@ def _unknown(name: str, scan: Scan) -> UnknownStoreError:
         message = f"unknown store {name!r}; {listing}"
         hint = f"did you mean {suggestion!r}?" if suggestion else ""
         if not suggestion:
-            hint = f"is the package that offers it installed in this environment, {sys.executable}?"
+            hint = _PLANNED.get(
+                name, f"is the package that offers it installed in this environment, {sys.executable}?"
+            )
         if not is_valid_name(name):
             message += f"; a store's name matches {NAME_RULE}"
         if scan.problems:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..errors import ConflictError, IncompleteError, InvalidKeyError, NotFoundError, PendingError
+from ..keys import decode_component
 from ..names import AbortName, ObjectName, Part, PartName, SealName, parse_object
 from ..status import RolloutStatus, State
 
@@ -82,7 +83,7 @@ class Attempts:
                     raise ConflictError(
                         f"parts follow different schemas ({first.total_layers} layers of {first.row_bytes} bytes a "
                         f"token, {what.total_layers} of {what.row_bytes}; fingerprints {first.schema}, {what.schema})",
-                        hint="one rollout has one schema; delete it and put it again",
+                        hint="one rollout has one schema: the model's",
                     )
                 first, total_layers = what, what.total_layers
                 stop = max(stop, what.part.tokens[1])
@@ -102,7 +103,11 @@ class Attempts:
         """
         number = self.highest
         if number < 0:
-            raise NotFoundError(f"nothing is stored for {key}", hint="is the producer using this store and namespace?")
+            namespace = decode_component(self.prefix.partition("/")[0])
+            raise NotFoundError(
+                f"nothing is stored for {key} in namespace {namespace!r}",
+                hint="is the producer using this store and namespace?",
+            )
         if number < min_attempt:
             raise NotFoundError(f"only attempt {number} of {key} is stored, at least {min_attempt} is asked for")
         parts = self.parts(number)

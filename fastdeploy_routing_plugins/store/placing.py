@@ -45,9 +45,12 @@ def place(
         token_range = _sized("tokens", tokens, rows)
     layer_range = (0, schema.num_layers) if layers is None else _sized("layers", layers, num_layers)
     if num_layers != layer_range[1] - layer_range[0]:
+        turned = shape[1] == schema.num_layers
         raise InvalidRecordError(
             f"routing has {num_layers} layers, the schema has {schema.num_layers}: {schema}",
-            hint="state layers=(start, stop) for some of them; dense layers are not recorded",
+            hint='is it [tokens, layers, top_k]? Then state layout="token_first"'
+            if turned
+            else "state layers=(start, stop) for some of them; dense layers are not recorded",
         )
     return PartName(
         Part(token_range, layer_range), schema.num_layers, total_tokens, schema.row_bytes, schema.fingerprint

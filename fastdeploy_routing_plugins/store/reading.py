@@ -92,7 +92,10 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
             f"payload has {sum(v.nbytes for v in views)} bytes instead of {sum(sizes)}", name=piece.name
         )
     if verify:
-        _verify(piece, header, views)
+        try:
+            _verify(piece, header, views)
+        except CorruptDataError as err:
+            raise CorruptDataError(f"{header.key()}: {err.message}", hint=err.hint, name=piece.name) from None
     return header, _to_array(piece, header, views)
 
 

@@ -168,6 +168,7 @@ class RoutingStore:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once. The first reason stays.
 
         Raises:
+            ConflictError: The attempt is complete.
             SupersededError: A higher attempt is stored.
         """
         self._objects.need()

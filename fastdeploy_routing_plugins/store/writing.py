@@ -109,9 +109,15 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
     before = await objects.names(prefix)
     known = Attempts.parse(prefix, before)
     _check_attempt(known, key, attempt)
-    if not isinstance(what, AbortName):
+    if isinstance(what, AbortName):
+        if known.highest == attempt and known.status(key).state == "complete":
+            raise ConflictError(
+                f"{key}, attempt {attempt}, is complete: readers may have it already", hint="delete(id) removes it"
+            )
+    else:
         if known.aborted(attempt):
             raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
+        await _check_schema(objects, known, draft)
         known.check_new(key, attempt, what)
     if isinstance(what, PartName) and draft.array is not None:
         await _check_overlaps(objects, known, attempt, what, draft.array)
@@ -135,6 +141,28 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
     if now.highest == attempt and len(now.objects) > 1 and now.status(key).state == "complete":
         await objects.delete(now.names(below=attempt))
     return PutOutcome(name, duplicate, buffer.nbytes)
+
+
+async def _check_schema(objects: Objects, known: Attempts, draft: Draft) -> None:
+    """Shows both schemas if a new part follows another one than the rollout has."""
+    attempt = draft.header.attempt
+    other = next((name for name in known.parts(attempt) if isinstance(draft.what, PartName)), None)
+    if (
+        other is None
+        or not isinstance(draft.header, envelope.PartHeader)
+        or other.schema == draft.header.schema().fingerprint
+        or Capability.READ not in objects.has
+    ):
+        return
+    try:
+        stored = (await objects.part_header(f"{known.prefix}{attempt:019d}/{other}")).schema()
+    except (AbsentError, CorruptDataError):
+        return
+    raise ConflictError(
+        f"{draft.key}, attempt {attempt}, is stored with {stored}; this part has {draft.header.schema()}: "
+        "one rollout cannot follow different schemas",
+        hint="which of the two is the model's? Put with the same schema, or with a higher attempt",
+    )
 
 
 def _check_attempt(known: Attempts, key: RoutingKey, attempt: int) -> None:

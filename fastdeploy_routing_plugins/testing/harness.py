@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pytest
 
 from ..backend import Backend, BlockingBackend
-from ..errors import UnsupportedError
+from ..errors import AbsentError, AlreadyExistsError, UnsupportedError
 from ..resolver import ResolvedStore, resolve
 from ..spec import Capability
 from ..store.bridge import as_async
@@ -126,6 +126,29 @@ class Harness:
                     await backend._list(self.root)
             if Capability.RANGE in missing:
                 assert not await cuts_ranges(backend, item), "the store cuts ranges out without declaring it"
+
+
+async def assert_absent(backend: Backend, name: str) -> None:
+    """Asserts that ``_get`` of a name that is not stored raises ``AbsentError``."""
+    __tracebackhide__ = True
+    try:
+        found: object = await backend._get(name)
+    except AbsentError:
+        return
+    raise AssertionError(
+        f"_get of a name that is not stored returned {found!r}: it must raise NotFoundError (or another AbsentError)"
+    )
+
+
+def assert_carries_header(refusal: AlreadyExistsError, header: bytes) -> None:
+    """Asserts that a refused put says which header is stored."""
+    __tracebackhide__ = True
+    carried = refusal.facts.get("header")
+    assert carried is not None, (
+        "AlreadyExistsError came without the stored object's header: "
+        "read it and raise AlreadyExistsError(message, header=stored_header)"
+    )
+    assert carried == header, "the header= of AlreadyExistsError must be the stored object's, not the refused one's"
 
 
 async def close_quietly(backend: Backend) -> None:

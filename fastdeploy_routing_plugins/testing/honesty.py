@@ -61,7 +61,16 @@ class HonestyTests(ConformanceBase):
         async with kit.backend() as backend:
             await put_all(backend, [item])
             await kit.settle()
-            assert await cuts_ranges(backend, item) == (RANGE in kit.capabilities)
+            if RANGE in kit.capabilities:
+                assert await cuts_ranges(backend, item), (
+                    "the store declares Capability.RANGE and _get does not return exactly the asked ranges, one piece "
+                    "each: cut them out natively, or remove RANGE from the capabilities in the StoreSpec"
+                )
+            else:
+                assert not await cuts_ranges(backend, item), (
+                    "the store cuts ranges natively and does not declare it: "
+                    "add Capability.RANGE to the capabilities in the StoreSpec"
+                )
 
     @conformance(RANGE)
     async def test_ranges_are_exact(self, kit: Harness) -> None:
@@ -94,7 +103,10 @@ class HonestyTests(ConformanceBase):
             else:
                 memory[:] = content("reused", SIZE)
                 assert READ not in kit.capabilities or item.equals(await backend._get(item.name))
-                assert not overrides(kit.resolved.create_backend(), "_release")
+                assert not overrides(kit.resolved.create_backend(), "_release"), (
+                    "the store has its own _release and does not declare Capability.RETAIN: "
+                    "declare it if _put keeps the buffer, or remove _release"
+                )
 
     @conformance()
     async def test_factory_makes_a_backend(self, kit: Harness) -> None:

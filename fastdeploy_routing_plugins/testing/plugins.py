@@ -57,20 +57,31 @@ class PluginConformance(ConformanceBase):
     def test_plugin_module_is_light(self) -> None:
         """Importing the plugin and calling its hook imports neither the SDK nor NumPy nor a framework."""
         imported = {name.partition(".")[0] for name in _look(self.store)["modules"]}
-        assert sorted(imported & {*self.heavy, *_ALWAYS_HEAVY}) == []
+        heavy = sorted(imported & {*self.heavy, *_ALWAYS_HEAVY})
+        assert not heavy, (
+            f"the plugin module, or its hook, imports {', '.join(heavy)}: "
+            "import what needs it inside the functions load_config and create"
+        )
 
     def test_plugin_module_is_silent(self) -> None:
         """Importing the plugin and calling its hook prints nothing."""
-        assert _look(self.store)["said"] == ""
+        said = _look(self.store)["said"]
+        assert not said, f"importing the plugin and calling its hook must print nothing; it printed {said!r}"
 
     def test_plugin_module_leaves_the_process_alone(self) -> None:
         """Importing the plugin changes no signal handler, logger, path, directory, variable, and starts no thread."""
-        assert _look(self.store)["changed"] == []
+        changed = _look(self.store)["changed"]
+        assert not changed, (
+            f"importing the plugin and calling its hook changed the process: {changed}; do that in _open of the backend"
+        )
 
     def test_api_version_is_literal(self) -> None:
         """The spec states the API version that it was written for, not a copy of what is installed."""
         elsewhere = [API_VERSION[0] + 90, API_VERSION[1] + 7]
-        assert probe("api_version", self.store, version=elsewhere)["api_version"] != elsewhere
+        assert probe("api_version", self.store, version=elsewhere)["api_version"] != elsewhere, (
+            "api_version follows whatever is installed: write the version as numbers, "
+            f"api_version=({API_VERSION[0]}, {API_VERSION[1]})"
+        )
 
     def test_spec_is_complete(self, tmp_path: Path) -> None:
         """The spec says in one line what the store is, and its host keys are options."""
@@ -84,7 +95,8 @@ class PluginConformance(ConformanceBase):
     def test_every_option_is_documented(self, tmp_path: Path) -> None:
         """Each option has a sentence for ``fd-routing show``: ``field(metadata={"doc": "..."})``."""
         options = describe(Harness(self, tmp_path).resolved.spec.load_config())
-        assert [option.name for option in options if not option.doc.strip()] == []
+        silent = [option.name for option in options if not option.doc.strip()]
+        assert not silent, f"options without a sentence: {silent}; add field(metadata={{'doc': '...'}}) to each"
 
     def test_config_rejects_unknown_options(self, tmp_path: Path) -> None:
         """A misspelt option is an error that names it."""
@@ -128,7 +140,8 @@ class PluginConformance(ConformanceBase):
     def test_preflight_does_no_io(self, tmp_path: Path) -> None:
         """Resolving the store and making its backend writes no file and opens no connection."""
         kit = Harness(self, tmp_path)
-        assert probe("io", self.store, configuration=kit.configuration())["io"] == []
+        seen = probe("io", self.store, configuration=kit.configuration())["io"]
+        assert not seen, f"resolving the store and making its backend did I/O: {seen}; do that in _open of the backend"
 
     def test_kit_is_whole(self) -> None:
         """No test of the kit was replaced after the class was made."""

@@ -116,7 +116,16 @@ class WaitingTests(ConformanceBase):
     @conformance()
     async def test_notify_is_declared_honestly(self, kit: Harness) -> None:
         """A store has its own ``_wait`` exactly if it declares ``Capability.NOTIFY``."""
-        assert overrides(kit.resolved.create_backend(), "_wait") == (NOTIFY in kit.capabilities)
+        if NOTIFY in kit.capabilities:
+            assert overrides(kit.resolved.create_backend(), "_wait"), (
+                "the store declares Capability.NOTIFY and has no _wait of its own: "
+                "write one that a change wakes, or remove NOTIFY from the capabilities in the StoreSpec"
+            )
+        else:
+            assert not overrides(kit.resolved.create_backend(), "_wait"), (
+                "the store has its own _wait and does not declare it: "
+                "add Capability.NOTIFY to the capabilities in the StoreSpec, or remove _wait (_list is polled then)"
+            )
 
 
 async def _wait(backend: Backend, prefix: str, seen: list[str], limit: float = PATIENCE) -> tuple[list[str], float]:

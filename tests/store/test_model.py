@@ -183,6 +183,8 @@ def apply(store: SyncStore, model: Model, operation: Any) -> tuple[Any, Any]:
         case ("abort", key, attempt):
 
             def abort(rollout: Rollout) -> str:
+                if isinstance(rollout.read(), np.ndarray):
+                    return "conflict"
                 rollout.aborted = True
                 return "ok"
 
