@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from ..errors import AbsentError, AlreadyExistsError
+from ..errors import AlreadyExistsError
 from ..store.bridge import as_async
+from .harness import assert_absent, assert_carries_header
 from .samples import Sample, content, root, sample
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
             if item.name in self.model:
                 with pytest.raises(AlreadyExistsError) as caught:
                     self.run_operation(put)
-                assert caught.value.facts.get("header") == self.model[item.name].header
+                assert_carries_header(caught.value, self.model[item.name].header)
             else:
                 self.run_operation(put)
                 self.model[item.name] = item
@@ -141,12 +142,10 @@ class StoreMachine(RuleBasedStateMachine):
     def get(self, whats: list[What], handle: int) -> None:
         """Gets objects, or is told that there are none."""
         for name in [self._sample(what).name for what in whats]:
-            get = self.handles[handle]._get(name)
             if name in self.model:
-                assert self.model[name].equals(self.run_operation(get))
+                assert self.model[name].equals(self.run_operation(self.handles[handle]._get(name)))
             else:
-                with pytest.raises(AbsentError):
-                    self.run_operation(get)
+                self.run_operation(assert_absent(self.handles[handle], name))
 
     @rule(whats=st.lists(WHAT, max_size=4), handle=st.integers(0, 1))
     def delete(self, whats: list[What], handle: int) -> None:
