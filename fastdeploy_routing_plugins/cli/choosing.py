@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.config import option_names
 from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
 from fastdeploy_routing_plugins.keys import RoutingKey
 from fastdeploy_routing_plugins.opening import open_store
@@ -23,6 +24,8 @@ from fastdeploy_routing_plugins.resolving.sources import (
     NAMESPACE_VARIABLE,
     OPTIONS_KEY,
     STORE_KEY,
+    merge,
+    read,
     request_for,
     split_name,
 )
@@ -30,6 +33,7 @@ from fastdeploy_routing_plugins.resolving.sources import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fastdeploy_routing_plugins.cli.output import Output
     from fastdeploy_routing_plugins.status import RolloutStatus
     from fastdeploy_routing_plugins.store.sync import SyncStore
 
@@ -43,18 +47,20 @@ class StoreChoice:
         config: ``--config``: JSON text or ``@file``.
         directory: ``--dir``.
         namespace: ``--namespace``.
+        alone: Whether ``--config`` and ``--dir`` say everything; otherwise the environment is merged, as everywhere.
     """
 
     store: str | None = None
     config: str | None = None
     directory: str | None = None
     namespace: str | None = None
+    alone: bool = False
 
     def sources(self) -> tuple[dict[str, Any] | None, dict[str, str]]:
         """Returns the configuration that the command line states, if any, and the environment that counts beside it.
 
-        ``--config`` and ``--dir`` say everything about the store, so the environment's configuration does not count.
-        ``--store`` alone leaves it in force if it is about that store.
+        ``--config`` and ``--dir`` are to ``resolve`` what the configuration handed to ``open_store`` is. ``--store``
+        alone leaves the environment's configuration in force if it is about that store.
 
         Raises:
             ConfigError: ``--config`` or the variable is no JSON object, or options contradict each other.
@@ -66,7 +72,8 @@ class StoreChoice:
             if not request_for(self.store, None, environ).sources:
                 environ.pop(CONFIG_VARIABLE, None)
             return {STORE_KEY: self.store}, environ
-        environ.pop(CONFIG_VARIABLE, None)
+        if self.alone:
+            environ.pop(CONFIG_VARIABLE, None)
         options = {} if self.config is None else parse_text(self.config, "--config")[0]
         whole = not {STORE_KEY, OPTIONS_KEY, *HOST_KEYS}.difference(HOST_OPTIONS).isdisjoint(options)
         name = self.store or ("local" if self.directory is not None else None)
@@ -99,11 +106,22 @@ class StoreChoice:
         resolved = resolve(config, environ=environ)
         return resolved if self.namespace is None else resolved.with_namespace(self.namespace)
 
+    def overruled(self, resolved: ResolvedStore) -> list[str]:
+        """Returns ``NAMESPACE from SOURCE`` for each other namespace that ``--namespace`` takes the place of."""
+        if self.namespace is None or self.alone:
+            return []
+        config, environ = self.sources()
+        names = option_names(type(resolved.config))
+        items, _ = merge(read(config, environ), host_keys=resolved.spec.host_keys, options=names)
+        said = {item.source: item.value[-1] if item.text else item.value for item in items if item.key == "namespace"}
+        return [f"{value} from {source}" for source, value in said.items() if value not in (self.namespace, None)]
+
     @contextmanager
-    def open(self, *, existing: bool = True) -> Iterator[SyncStore]:
+    def open(self, out: Output, *, existing: bool = True) -> Iterator[SyncStore]:
         """Opens the store for a ``with`` block.
 
         Args:
+            out: Where it is said that another namespace was configured.
             existing: Whether ``--dir`` must exist; a mistyped folder would be created, and be empty, otherwise.
 
         Raises:
@@ -112,7 +130,10 @@ class StoreChoice:
         """
         if existing and self.directory is not None and not os.path.isdir(os.path.expanduser(self.directory)):
             raise UsageProblem(f"there is no folder {self.directory!r}", "--dir takes the store_dir of the engine")
-        with open_store(self.resolve()) as store:
+        resolved = self.resolve()
+        if overruled := self.overruled(resolved):
+            out.note(f"note: --namespace {self.namespace} instead of {' and '.join(overruled)}")
+        with open_store(resolved) as store:
             yield store
 
 
@@ -121,11 +142,16 @@ def store_options(function: Callable[..., int]) -> Callable[..., int]:
     option = click.option(
         "--namespace", metavar="NAME", help=f"Namespace; without it {NAMESPACE_VARIABLE}, or default."
     )
-    return own_namespace_store_options(option(function))
+    return _store_options(option(function), alone=False)
 
 
 def own_namespace_store_options(function: Callable[..., int]) -> Callable[..., int]:
     """Adds the same options without ``--namespace``, for commands that work in one of their own."""
+    return _store_options(function, alone=True)
+
+
+def _store_options(function: Callable[..., int], *, alone: bool) -> Callable[..., int]:
+    merged = f"{CONFIG_VARIABLE} counts without it." if alone else f"Merged with {CONFIG_VARIABLE}."
 
     @functools.wraps(function)
     def wrapped(
@@ -136,15 +162,14 @@ def own_namespace_store_options(function: Callable[..., int]) -> Callable[..., i
         namespace: str | None = None,
         **kwargs: Any,
     ) -> int:
-        return function(*args, choose=StoreChoice(store, config, directory, namespace), **kwargs)
+        return function(*args, choose=StoreChoice(store, config, directory, namespace, alone), **kwargs)
 
     for option in (
         click.option("--dir", "directory", metavar="PATH", help="Short for --store local with this store_dir."),
         click.option(
             "--config",
             metavar="JSON|@FILE",
-            help=f"The store's own options, or a whole configuration. Without --store, --config and --dir: "
-            f"{CONFIG_VARIABLE}.",
+            help=f"The store's own options, or a whole configuration. {merged}",
         ),
         click.option("--store", metavar="NAME", help="Which store, see `fd-routing list`."),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.discovery import scan
 from fastdeploy_routing_plugins.errors import ConfigError, StoreDisabledError
 from fastdeploy_routing_plugins.resolver import Step, check
-from fastdeploy_routing_plugins.resolving.sources import CONFIG_VARIABLE, read, request_for
+from fastdeploy_routing_plugins.resolving.lookup import ALLOWED_VARIABLE
+from fastdeploy_routing_plugins.resolving.sources import CONFIG_VARIABLE, read, request_for, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,9 +43,8 @@ def command(out: Output, name: str | None, config: str | None) -> int:
     else:
         found = scan()
         problems = found.problems
-        names = {candidate.name for candidate in found.candidates} | {one.candidate.name for one in found.hidden}
         environ = _environ_for_all()
-        results = {each: check(each, environ=environ) for each in sorted(names)}
+        results = {each: check(each, environ=environ) for each in sorted(_installed())}
     # What an administrator forbade is as it should be, unless it was asked for.
     forbidden = [each for each, steps in results.items() if name is None and _is_forbidden(steps)]
     failed = [each for each, steps in results.items() if each not in forbidden and _failure(steps) is not None]
@@ -56,16 +57,38 @@ def command(out: Output, name: str | None, config: str | None) -> int:
         ],
     }
     if not out.document(document):
+        configured = _configured(name)
         for each, steps in results.items():
-            word = "disabled" if each in forbidden else "failed" if each in failed else "ok"
-            out.line(f"{each}: {word}")
-            if each not in forbidden:
-                _print(out, steps)
+            if each in forbidden:
+                out.line(f"{each}: disabled by {_forbidder(steps)}")
+                continue
+            out.line(f"{each}: {'failed' if each in failed else 'ok'}")
+            _print(out, steps)
+            if each not in failed and (config is not None or each == configured):
+                out.line("  nothing was opened: `fd-routing try` does that")
         for problem in problems:
             out.line(f"problem: {problem}")
         if name is not None and not failed:
-            out.note(f"next: fd-routing try --store {name} makes a round trip")
+            given = [] if config is None else ["--config", config]
+            line = shlex.join(["fd-routing", "try", "--store", name, *given])
+            out.note(f"next: {line} makes a round trip")
+    allowed = os.environ.get(ALLOWED_VARIABLE)
+    if allowed is not None and _installed().isdisjoint(map(str.strip, allowed.split(","))):
+        out.note(f"warning: {ALLOWED_VARIABLE}={allowed!r} names no store that is installed")
     return 0 if document["ok"] else 1
+
+
+def _installed() -> set[str]:
+    found = scan()
+    return {candidate.name for candidate in found.candidates} | {one.candidate.name for one in found.hidden}
+
+
+def _configured(name: str | None) -> str | None:
+    """Returns which of the stores looked at the environment names: ``name`` as it was given, or any."""
+    with suppress(ConfigError):
+        short = read(None, os.environ).name
+        return name if name is not None and split_name(name)[0] == short else short
+    return None
 
 
 def _environ_for_all() -> dict[str, str]:
@@ -95,6 +118,14 @@ def _failure(steps: Sequence[Step]) -> Step | None:
 def _is_forbidden(steps: Sequence[Step]) -> bool:
     failure = _failure(steps)
     return failure is not None and isinstance(failure.error, StoreDisabledError)
+
+
+def _forbidder(steps: Sequence[Step]) -> str:
+    failure = _failure(steps)
+    assert failure is not None
+    assert failure.error is not None
+    variable = str(failure.error.facts["variable"])
+    return f"{variable}={os.environ.get(variable, '')!r}"
 
 
 def _plain(steps: Sequence[Step]) -> list[dict[str, Any]]:

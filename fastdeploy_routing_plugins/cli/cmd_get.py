@@ -8,8 +8,11 @@ import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.export import check_target, write_file
+from fastdeploy_routing_plugins.cli.failures import naming
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options, parse_range
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.errors import StoreError
+from fastdeploy_routing_plugins.keys import RoutingKey
 
 
 @click.command("get")
@@ -56,10 +59,14 @@ def command(
     header with schema, range and digests.
     """
     check_target(output, force)
-    with choose.open() as store:
-        record = store.get(
-            rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
-        )
+    with choose.open(out) as store:
+        try:
+            record = store.get(
+                rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
+            )
+        except StoreError as err:
+            err.message = naming(RoutingKey(rollout_id, choice), err.message)
+            raise
         # Written before the store closes, since the array may be a view of the store's memory.
         write_file(output, record, store.namespace, force)
     report = {

@@ -30,7 +30,8 @@ _HINTS = {
 def command(out: Output) -> int:
     """Show the stores that installed packages offer, from their metadata alone.
 
-    NAME is what routing_store_type is set to.
+    NAME is what routing_store_type is set to. STATE is "found" if nothing in the metadata speaks against a store;
+    whether its plugin works, `fd-routing check` tries.
     """
     found = scan()
     names = Counter(candidate.name for candidate in found.candidates)
@@ -68,4 +69,4 @@ def _state(candidate: Candidate, names: Counter[str]) -> str:
         check_allowed(candidate.name, os.environ)
     except StoreDisabledError:
         return "disabled"
-    return "ok"
+    return "found"

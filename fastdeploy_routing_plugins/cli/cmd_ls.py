@@ -9,6 +9,7 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
+from fastdeploy_routing_plugins.config import effective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +30,15 @@ def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
 
     PREFIX keeps ids equal to it or continuing after a colon: "x:1" matches "x:1" and "x:1:0", never "x:10".
     """
-    with choose.open() as store:
+    with choose.open(out) as store:
         found = store.list(prefix)
-        namespace = store.namespace
+        namespace, resolved = store.namespace, store.resolved
     if not out.document({"namespace": namespace, "rollouts": [status.to_dict() for status in found]}):
         show_rollouts(out, found)
         if not found:
-            out.note(f"no rollouts in namespace {namespace!r}" + (f" under {prefix!r}" if prefix else ""))
+            under = f" under {prefix!r}" if prefix else ""
+            place = ", ".join(f"{name}={value!r}" for name, value in effective(resolved.config).items())
+            out.note(f"no rollouts{under} in namespace {namespace!r} of store {resolved.name!r} ({place})")
     return 0
 
 

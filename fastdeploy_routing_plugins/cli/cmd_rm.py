@@ -41,7 +41,7 @@ def command(
     """Delete rollouts, with all their attempts: those named, those under a prefix, or all of the namespace."""
     deleted = 0
     refused = False
-    with choose.open() as store:
+    with choose.open(out) as store:
         found, absent = pick(store, ids, prefix, everything, choice)
         for key in absent:
             out.note(f"not found: {key}")

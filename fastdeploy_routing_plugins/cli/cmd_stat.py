@@ -34,7 +34,7 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
     Exits with 1 if it is absent or damaged.
     """
     key = RoutingKey(rollout_id, choice)
-    with choose.open() as store:
+    with choose.open(out) as store:
         report = None if quick else store.verify(key)
         status = store.status(key) if report is None else report.status
         problems = list(report.problems) if report is not None else []
@@ -43,7 +43,7 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
             info = store.stat(key)
         except CorruptDataError as err:
             problems = problems or [err.message]
-        reason = _why_aborted(store, key) if status.state == "aborted" else None
+        reason = why_aborted(store, key) if status.state == "aborted" else None
     # What is not covered yet is a problem to a full check, but no damage.
     harmless = report is not None and status.state in ("incomplete", "pending")
     damaged = len(problems) > harmless
@@ -60,7 +60,8 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
     return 1 if damaged else 0
 
 
-def _why_aborted(store: SyncStore, key: RoutingKey) -> str | None:
+def why_aborted(store: SyncStore, key: RoutingKey) -> str | None:
+    """Returns the reason that the producer gave, or None if it cannot be read."""
     try:
         store.wait(key, timeout=0)
     except AbortedError as err:

@@ -57,7 +57,7 @@ def command(out: Output, choose: StoreChoice, tokens: int, rounds: int) -> int:
     choose = replace(choose, namespace=f"fd-routing-try-{uuid.uuid4().hex[:12]}")
     timings = _Timings()
     failures: list[str] = []
-    with cleaning_up() as stop, choose.open(existing=False) as store, throw_away(store, out, failures):
+    with cleaning_up() as stop, choose.open(out, existing=False) as store, throw_away(store, out, failures):
         readable = Capability.READ | Capability.LIST in store.resolved.spec.capabilities
         with out.progress([f"trying {store.resolved.name}"], rounds) as advance:
             for number in range(rounds):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
+from fastdeploy_routing_plugins.cli.cmd_stat import why_aborted
+from fastdeploy_routing_plugins.cli.failures import naming
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
 from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
 from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
@@ -28,9 +30,9 @@ def command(
 ) -> int:
     """Read rollouts and check everything: digests, ids, coverage, repeated experts; warn of dead layers.
 
-    Exits with 1 if anything is wrong or missing. Warnings alone do not fail.
+    Exits with 1 if anything is wrong or missing. Warnings, and rollouts that were aborted, do not fail.
     """
-    with choose.open() as store:
+    with choose.open(out) as store:
         found, absent = pick(store, ids, prefix, everything, choice)
         results = [_absent(key) for key in absent]
         with out.progress(["verifying"], len(found)) as advance:
@@ -41,46 +43,58 @@ def command(
     bad = [result for result in results if not result["ok"]]
     nbytes = sum(result["bytes"] for result in results)
     warned = sum(bool(result["warnings"]) for result in results)
-    summary = {"checked": len(results), "bad": len(bad), "warned": warned, "bytes": nbytes}
+    aborted = sum(result["aborted"] for result in results if result["ok"])
+    summary = {"checked": len(results), "bad": len(bad), "aborted": aborted, "warned": warned, "bytes": nbytes}
     if not out.document({"namespace": namespace, "ok": not bad, **summary, "rollouts": results}):
         rows = [
             (show_id(result["id"], result["choice"], limit=ID_LIMIT), word, text)
             for result in results
-            for word, texts in (("bad", result["problems"]), ("warning", result["warnings"]))
+            for word, texts in (
+                ("bad", result["problems"]),
+                ("aborted", [result["aborted_because"] or ""] if result["aborted"] else []),
+                ("warning", result["warnings"]),
+            )
             for text in texts
         ]
         if rows:
             out.table(("ID", "RESULT", "WHY"), rows)
         out.line(
-            f"{len(results)} rollouts checked ({show_bytes(nbytes)}): {len(results) - len(bad)} ok, {len(bad)} bad, "
-            f"{warned} with warnings"
+            f"{len(results)} rollouts checked ({show_bytes(nbytes)}): {len(results) - len(bad) - aborted} ok, "
+            + (f"{aborted} aborted, " if aborted else "")
+            + f"{len(bad)} bad, {warned} with warnings"
         )
     return 1 if bad else 0
 
 
 def _verify(store: SyncStore, key: RoutingKey) -> dict[str, Any]:
     result: dict[str, Any] = {"id": key.rollout_id, "choice": key.choice, "kind": key.kind}
+    result |= {"aborted": False, "aborted_because": None}
     try:
         report = store.verify(key)
     except (StoreUnavailableError, StoreClosedError):
         raise
     except RoutingError as err:
-        return {**result, "ok": False, "bytes": 0, "problems": [err.message], "warnings": []}
+        return {**result, "ok": False, "bytes": 0, "problems": [naming(key, err.message)], "warnings": []}
+    aborted = report.status.state == "aborted"
     return {
         **result,
+        "aborted": aborted,
+        "aborted_because": why_aborted(store, key) if aborted else None,
         "ok": report.ok,
         "bytes": report.nbytes,
-        "problems": list(report.problems),
+        "problems": [naming(key, problem) for problem in report.problems],
         "warnings": list(report.warnings),
     }
 
 
 def _absent(key: RoutingKey) -> dict[str, Any]:
-    problems = ["not found"]
+    problems = [f"not found: {key}"]
     return {
         "id": key.rollout_id,
         "choice": key.choice,
         "kind": key.kind,
+        "aborted": False,
+        "aborted_because": None,
         "ok": False,
         "bytes": 0,
         "problems": problems,

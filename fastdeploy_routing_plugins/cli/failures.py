@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from fastdeploy_routing_plugins.keys import RoutingKey
 
 
 class UsageProblem(click.UsageError):
@@ -21,3 +26,8 @@ class Failure(Exception):
         self.code = code
         self.message = message
         self.hint = hint
+
+
+def naming(key: RoutingKey, message: str) -> str:
+    """Returns a message that names the rollout that it is about, as errors do: quoted, since ids may be any text."""
+    return message if repr(key.rollout_id) in message else f"{key}: {message}"

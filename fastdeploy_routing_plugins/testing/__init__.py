@@ -15,9 +15,9 @@ A store's author writes two classes and runs pytest; there is no pytest plugin, 
         def config(self, tmp_path):  # the store's own options, in a folder of the test's own
             return {"path": str(tmp_path / "routing.db")}
 
-The folder that ``config`` gets is an empty one of the test's own, some levels below pytest's ``tmp_path``. A test calls
-``config`` once; what several tests share, such as a service, is started there or in a fixture, its program and its files
-named by absolute paths, since other processes of the kit have other working folders.
+The folder that ``config`` gets is an empty one of the test's own, below pytest's ``tmp_path``. A store that
+needs a service starts it in ``config`` or in a fixture, and names its program and its files by absolute paths, since
+other processes of the kit have other working folders.
 
 Optional: ``settle`` waits where changes take a moment to be seen by all; ``raw_names`` lists what is really stored,
 without the store's methods; ``directory`` names the one folder that the store may write to; ``persistent = False``

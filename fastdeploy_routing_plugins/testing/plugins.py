@@ -72,7 +72,8 @@ class PluginConformance(ConformanceBase):
         """Importing the plugin changes no signal handler, logger, path, directory, variable, and starts no thread."""
         changed = _look(self.store)["changed"]
         assert not changed, (
-            f"importing the plugin and calling its hook changed the process: {changed}; do that in _open of the backend"
+            f"importing the plugin and calling its hook changed the process: {', '.join(changed)}; "
+            "do that in _open of the backend"
         )
 
     def test_api_version_is_literal(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fastdeploy_routing_plugins import open_store
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice
 from fastdeploy_routing_plugins.errors import ConfigError, InvalidKeyError
 
@@ -100,21 +102,47 @@ def test_store_alone_drops_the_environment_for_another_store(monkeypatch: pytest
     assert StoreChoice(store="noop").resolve().name == "noop"
 
 
-@pytest.mark.parametrize(
-    "choice", [StoreChoice(directory="/y"), StoreChoice(store="local", config='{"store_dir": "/y"}')]
-)
-def test_options_on_the_command_line_replace_the_environment(
+CONTRADICTING = [
+    StoreChoice(directory="/y"),
+    StoreChoice(store="local", config='{"store_dir": "/y"}'),
+    StoreChoice(config=json.dumps({"routing_store_type": "noop"})),
+]
+
+
+@pytest.mark.parametrize("choice", CONTRADICTING)
+def test_options_that_contradict_the_environment_are_refused(
     choice: StoreChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps(LOCAL))
 
-    assert store_dir(choice) == "/y"
+    with pytest.raises(ConfigError, match=VARIABLE):
+        choice.resolve()
 
 
-def test_options_on_the_command_line_work_beside_a_broken_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("choice", CONTRADICTING)
+def test_where_the_command_line_stands_alone_the_environment_does_not_count(
+    choice: StoreChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "{")
 
-    assert store_dir(StoreChoice(directory="/y")) == "/y"
+    assert replace(choice, alone=True).resolve().options.get("store_dir", "/y") == "/y"
+
+
+@pytest.mark.parametrize("said", ['{"fsync": true}', json.dumps({**LOCAL, "routing_store_config": {"fsync": True}})])
+@pytest.mark.parametrize("choice", [StoreChoice(directory="/x"), StoreChoice(config=json.dumps(LOCAL))])
+def test_options_are_merged_with_the_environment(
+    choice: StoreChoice, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, said)
+
+    assert choice.resolve().options == {"store_dir": "/x", "fsync": True}
+
+
+def test_a_configuration_means_what_it_means_to_open_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.dumps({"routing_store_type": "local", "routing_store_config": {"store_dir": str(folder)}})
+    monkeypatch.setenv(VARIABLE, '{"routing_store_config": {"namespace": "run-7"}}')
+    with open_store(config) as store:
+        assert invoke_json("ls", "--config", config)["namespace"] == store.namespace == "run-7"
 
 
 def with_namespace(namespace: str) -> dict[str, Any]:
@@ -133,6 +161,44 @@ def test_the_namespace_option_wins(choice: StoreChoice, namespace: str, monkeypa
     monkeypatch.setenv("FD_ROUTING_NAMESPACE", "from-env")
 
     assert choice.resolve().namespace == namespace
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "source"),
+    [
+        ("FD_ROUTING_NAMESPACE", "a", "FD_ROUTING_NAMESPACE"),
+        (VARIABLE, '{"namespace": "a"}', VARIABLE),
+        (
+            VARIABLE,
+            '{"routing_store_config": {"namespace": "a"}}',
+            f"routing_store_config of {VARIABLE}",
+        ),
+    ],
+)
+def test_a_namespace_that_is_overruled_is_mentioned(
+    filled: SyncStore, here: list[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, source: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    said = invoke("ls", *here, "--namespace", "default").stderr
+
+    assert said == f"note: --namespace default instead of a from {source}\n"
+
+
+def test_a_namespace_that_is_said_twice_is_not_worth_a_note(
+    filled: SyncStore, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FD_ROUTING_NAMESPACE", "default")
+
+    assert invoke("ls", *here, "--namespace", "default").stderr == ""
+
+
+def test_a_command_with_its_own_namespace_mentions_no_other(
+    store: SyncStore, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FD_ROUTING_NAMESPACE", "a")
+
+    assert invoke("try", *here, "--rounds", "1", "--tokens", "1").stderr == ""
 
 
 @pytest.mark.parametrize("namespace", ["", "\udcff", "n" * 500])

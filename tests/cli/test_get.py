@@ -266,6 +266,11 @@ def test_damage_is_noticed(here: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("damaged")
+def test_damage_is_said_of_its_rollout(here: list[str], tmp_path: Path) -> None:
+    assert "'x:1'" in invoke_json("get", "x:1", "-o", str(tmp_path / "x.npy"), *here)["error"]["message"]
+
+
+@pytest.mark.usefixtures("damaged")
 def test_damage_can_be_looked_at(here: list[str], tmp_path: Path) -> None:
     assert invoke("get", "x:1", "-o", str(tmp_path / "x.npy"), "--no-verify", *here).exit_code == 0
 

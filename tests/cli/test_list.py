@@ -21,8 +21,8 @@ def states(env: dict[str, str]) -> dict[str, str]:
     return {store["name"]: store["state"] for store in run_json("list", env=env)["stores"]}
 
 
-def test_the_built_in_stores_are_ok() -> None:
-    assert states({}) == {"local": "ok", "noop": "ok"}
+def test_the_built_in_stores_are_found() -> None:
+    assert states({}) == {"local": "found", "noop": "found"}
 
 
 def test_people_get_a_table_with_a_header() -> None:
@@ -65,11 +65,11 @@ def test_a_name_that_no_store_can_have_is_marked(tmp_path: Path) -> None:
 
 
 def test_a_disabled_store_is_marked() -> None:
-    assert states({"FD_ROUTING_STORE_DISABLED": "noop"}) == {"local": "ok", "noop": "disabled"}
+    assert states({"FD_ROUTING_STORE_DISABLED": "noop"}) == {"local": "found", "noop": "disabled"}
 
 
 def test_a_store_off_the_allow_list_is_marked() -> None:
-    assert states({"FD_ROUTING_STORES_ALLOWED": "noop"}) == {"local": "disabled", "noop": "ok"}
+    assert states({"FD_ROUTING_STORES_ALLOWED": "noop"}) == {"local": "disabled", "noop": "found"}
 
 
 def test_a_store_behind_stale_metadata_is_hidden(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_strange_entries_on_the_path_stop_nothing(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("no folder")
     path = f"{tmp_path / 'missing'}:{tmp_path / 'broken.zip'}:{tmp_path / 'file.txt'}"
 
-    assert states({"PYTHONPATH": path}) == {"local": "ok", "noop": "ok"}
+    assert states({"PYTHONPATH": path}) == {"local": "found", "noop": "found"}
 
 
 def test_it_runs_as_a_module_too() -> None:

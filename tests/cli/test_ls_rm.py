@@ -59,6 +59,12 @@ def test_ls_of_an_empty_store_is_fine(store: SyncStore, here: list[str]) -> None
     assert invoke("ls", *here).exit_code == 0
 
 
+def test_ls_of_nothing_says_where_nothing_is(filled: SyncStore, here: list[str]) -> None:
+    said = invoke("ls", *here, "--namespace", "other").stderr
+
+    assert said == f"no rollouts in namespace 'other' of store 'local' (store_dir={here[1]!r}, fsync=False)\n"
+
+
 @pytest.mark.parametrize(("rollout_id", "shown"), HOSTILE.items())
 def test_hostile_ids_are_shown_literally(store: SyncStore, here: list[str], rollout_id: str, shown: str) -> None:
     store.put(rollout_id, routing(1))

@@ -193,3 +193,42 @@ def test_unreadable_metadata_fails_the_check_of_all(tmp_path: Path) -> None:
 )
 def test_a_check_of_all_stores_minds_the_environment_where_it_names_one(said: str, code: int) -> None:
     assert run("check", env=environment(FD_ROUTING_STORE_CONFIG=said)).returncode == code
+
+
+@pytest.mark.parametrize("said", ['{"store_dir": "/some where"}', "@my file.json"])
+def test_the_next_step_has_the_configuration_that_was_checked(tmp_path: Path, said: str) -> None:
+    (tmp_path / "my file.json").write_text('{"store_dir": "/x"}')
+
+    ended = run("check", "local", "--config", said, cwd=tmp_path)
+
+    assert ended.stderr == f"next: fd-routing try --store local --config '{said}' makes a round trip\n"
+
+
+NOTHING_OPENED = "  nothing was opened: `fd-routing try` does that"
+
+
+def test_a_check_of_a_folder_that_is_no_store_says_that_nothing_was_opened(tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("not ours")
+
+    assert run("check", "local", "--config", f'{{"store_dir": "{tmp_path}"}}').stdout.endswith(f"{NOTHING_OPENED}\n")
+
+
+@pytest.mark.parametrize(("arguments", "times"), [(["local"], 1), (["noop"], 0), ([], 1)])
+def test_a_check_says_so_of_the_store_that_the_environment_names(arguments: list[str], times: int) -> None:
+    env = {"FD_ROUTING_STORE_CONFIG": '{"routing_store_type": "local", "routing_store_config": {"store_dir": "/x"}}'}
+
+    assert run("check", *arguments, env=env).stdout.count(NOTHING_OPENED) == times
+
+
+@pytest.mark.parametrize("variable", ["FD_ROUTING_STORE_DISABLED", "FD_ROUTING_STORES_ALLOWED"])
+def test_a_check_names_the_variable_that_forbids_a_store(variable: str) -> None:
+    value = "local" if variable.endswith("DISABLED") else "noop"
+
+    assert f"local: disabled by {variable}='{value}'" in run("check", env={variable: value}).stdout.splitlines()
+
+
+@pytest.mark.parametrize("arguments", [[], ["local"]])
+def test_an_allow_list_that_names_no_installed_store_is_warned_of(arguments: list[str]) -> None:
+    ended = run("check", *arguments, env={"FD_ROUTING_STORES_ALLOWED": "loca"})
+
+    assert ended.stderr == "warning: FD_ROUTING_STORES_ALLOWED='loca' names no store that is installed\n"

@@ -218,6 +218,46 @@ def test_verify_warns_of_constant_layers_without_failing(odd: SyncStore, here: l
     assert (result.exit_code, "layer 5" in result.stdout) == (0, True)
 
 
+def test_verify_names_the_rollout_in_every_problem(
+    folder: Path, filled: SyncStore, odd: SyncStore, here: list[str]
+) -> None:
+    damage(folder, "x:1")
+    problems = {one["id"]: one["problems"] for one in invoke_json("verify", "--all", *here)["rollouts"]}
+
+    assert {key for key, texts in problems.items() if texts and all(repr(key) in text for text in texts)} == {
+        "x:1",
+        "half",
+        "open",
+        "again",
+    }
+
+
+def test_verify_counts_aborted_rollouts_apart(filled: SyncStore, here: list[str]) -> None:
+    filled.abort("given up", "out of memory")
+
+    result = invoke("verify", "--all", *here)
+
+    assert (result.exit_code, result.stdout.splitlines()[1:]) == (
+        0,
+        [
+            "given up  aborted  out of memory",
+            "5 rollouts checked (1.9 KiB): 4 ok, 1 aborted, 0 bad, 0 with warnings",
+        ],
+    )
+
+
+def test_verify_tells_programs_what_was_aborted(filled: SyncStore, here: list[str]) -> None:
+    filled.abort("given up", "out of memory")
+
+    report = invoke_json("verify", "--all", *here)
+
+    assert (report["ok"], report["aborted"], [one["id"] for one in report["rollouts"] if one["aborted"]]) == (
+        True,
+        1,
+        ["given up"],
+    )
+
+
 def test_verify_prints_no_routing(folder: Path, store: SyncStore, here: list[str]) -> None:
     secret = np.broadcast_to(np.array([41, 42, 43, 47]), (6, 30, 4)).copy()
     secret[:, ::2] = [44, 45, 46, 48]

@@ -5,7 +5,18 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from broken_plugins import AT_IMPORT, BROKEN, FAULTS_AT_IMPORT, ODD_ERRORS, SOUND
+from broken_plugins import (
+    ALONE,
+    AT_IMPORT,
+    BROKEN,
+    FAULTS_AT_IMPORT,
+    LIGHT,
+    LITERAL,
+    NO_IO,
+    ODD_ERRORS,
+    SILENT,
+    SOUND,
+)
 from inner import install, run_kit
 
 from fastdeploy_routing_plugins.testing import PluginConformance
@@ -38,6 +49,21 @@ def test_sound_plugin_passes_every_test(outcomes):
 def test_fault_is_caught_by_the_test_meant_for_it(outcomes, store):
     failed = {test for (name, test), went in outcomes.items() if name == store and went != "passed"}
     assert failed == BROKEN[store][1]
+
+
+@pytest.mark.parametrize(
+    ("store", "test", "advice"),
+    [
+        ("imports_numpy", LIGHT, "imports numpy: import what needs it inside the functions load_config and create"),
+        ("prints", SILENT, "it printed 'welcome"),
+        ("starts_a_thread", ALONE, "threads; do that in _open"),
+        ("copies_the_api_version", LITERAL, "api_version=(1, 0)"),
+        ("connects_in_preflight", NO_IO, "do that in _open"),
+        ("documents_nothing", "test_every_option_is_documented", "['other']"),
+    ],
+)
+def test_failure_says_what_to_do(outcomes, store, test, advice):
+    assert advice in outcomes[store, test]
 
 
 def test_every_test_of_a_plugin_catches_some_fault():

@@ -54,6 +54,21 @@ def test_fault_is_caught_by_the_test_meant_for_it(outcomes, store):
     assert {test: went.partition(":")[0] for test, went in found.items()} == expected, found
 
 
+@pytest.mark.parametrize(
+    ("store", "test", "advice"),
+    [
+        ("ranges_without_declaring", "test_range_is_declared_honestly", "add Capability.RANGE"),
+        ("declares_ranges_and_cannot", "test_range_is_declared_honestly", "remove RANGE"),
+        ("notifies_without_declaring", "test_notify_is_declared_honestly", "add Capability.NOTIFY"),
+        ("declares_notify_and_cannot", "test_notify_is_declared_honestly", "remove NOTIFY"),
+        ("refuses_without_header", "test_refused_put_carries_the_stored_header", "header=stored_header"),
+        ("returns_none", "test_absence_is_an_error", "returned None: it must raise NotFoundError"),
+    ],
+)
+def test_failure_says_what_to_do(outcomes, store, test, advice):
+    assert advice in outcomes[store, test]
+
+
 def test_every_test_of_the_raw_store_catches_some_fault():
     """No test of the kit is decoration. Those of whole rollouts test our own ``RoutingStore`` over the store."""
     caught = {test for entry in BROKEN.values() for test in entry.caught_by}
