@@ -176,7 +176,7 @@ class BlockingBackend(ABC):
     """A blob store over a blocking SDK: the verbs of ``Backend`` as plain methods, called from several threads.
 
     Every store has ``_put`` and ``_delete``; ``_get`` with ``Capability.READ`` and ``_list`` with ``Capability.LIST``.
-    The other verbs have defaults: ``_open``, ``_close``, ``_flush``, ``_clear``, ``_wait``, ``_get_many``, ``_release``.
+    ``_open``, ``_close``, ``_flush``, ``_clear``, ``_wait``, ``_get_many`` and ``_release`` have defaults.
     """
 
     threads: int = 8
