@@ -75,9 +75,9 @@ def invoke_json(*arguments: str) -> dict[str, Any]:
 
 
 def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
-    """Starts ``fd-routing``."""
+    """Starts ``fd-routing`` with the signals of a terminal, whatever the tests were started under (nohup, say)."""
     return subprocess.Popen(
-        [COMMAND, *arguments],
+        ["env", "--default-signal=HUP,INT,TERM", COMMAND, *arguments],
         env=environment(**env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
