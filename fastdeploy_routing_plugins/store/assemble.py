@@ -12,7 +12,7 @@ from ..names import AbortName, ObjectName, Part, PartName, SealName, parse_objec
 from ..status import RolloutStatus, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..keys import RoutingKey
 
@@ -42,6 +42,21 @@ class Attempts:
             if attempt.isdigit():
                 found.setdefault(int(attempt), []).append(what)
         return cls(prefix, {number: tuple(found[number]) for number in sorted(found)})
+
+    @staticmethod
+    def sole(prefix: str, names: Sequence[str]) -> tuple[int, PartName] | None:
+        """Returns attempt and part if a rollout is one part that covers it, the usual case; None otherwise."""
+        if len(names) != 1:
+            return None
+        attempt, _, text = names[0][len(prefix) :].partition("/")
+        try:
+            what = parse_object(text)
+        except InvalidKeyError:
+            return None
+        if not isinstance(what, PartName) or not attempt.isdigit():
+            return None
+        whole = what.total_tokens and what.part.tokens == (0, what.total_tokens)
+        return (int(attempt), what) if whole and what.part.layers == (0, what.total_layers) else None
 
     @property
     def highest(self) -> int:

@@ -44,9 +44,9 @@ class Draft:
     @property
     def buffer(self) -> Buffer:
         """The payload, in the array's own memory."""
-        if self.array is None:
+        if self.array is None or not isinstance(self.header, envelope.PartHeader):
             return Buffer(memoryview(b""))
-        return Buffer(envelope.payload_of(self.array), self.array.shape, self.array.dtype.name)
+        return Buffer(envelope.payload_of(self.array), self.array.shape, self.header.dtype)
 
 
 def draft_part(
