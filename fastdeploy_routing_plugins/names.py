@@ -92,6 +92,11 @@ class PartName:
     schema: str = "00000000"
 
     def __post_init__(self) -> None:
+        total_layers, total, row_bytes = self.total_layers, self.total_tokens, self.row_bytes
+        if type(total_layers) is type(row_bytes) is int and (total is None or type(total) is int):
+            fits = total is None or self.part.tokens[1] <= total <= MAX_TOKENS
+            if fits and self.part.layers[1] <= total_layers <= MAX_LAYERS and 1 <= row_bytes <= 999_999:
+                return  # the usual case, checked in one go
         check_int("total_layers", self.total_layers, MAX_LAYERS, low=1)
         check_int("row_bytes", self.row_bytes, 999_999, low=1)
         if self.total_tokens is not None:

@@ -126,6 +126,8 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
         await _check_stored(objects, name, what)
     # Others may have put meanwhile: what contradicts them goes again, so that nothing unreadable is acknowledged.
     after = await objects.names(prefix)
+    if not before and after == [name]:
+        return PutOutcome(name, duplicate, buffer.nbytes)
     if not duplicate:
         insort(before, name)
     if after == before and set(known.objects) <= {attempt}:

@@ -39,6 +39,8 @@ class Rollout:
     def put(self, layers: Any, tokens: Any, total: int | None, number: int) -> str:
         if self.aborted:
             return "aborted"
+        if tokens[0] == tokens[1]:
+            number = 0  # nothing is the same in every version
         stated = self.totals | ({total} if total is not None else set())
         reach = max([tokens[1], *[t[1] for _, t, _ in self.parts]])
         if len(stated) > 1 or (stated and reach > max(stated)):
