@@ -126,8 +126,6 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
         await _check_stored(objects, name, what)
     # Others may have put meanwhile: what contradicts them goes again, so that nothing unreadable is acknowledged.
     after = await objects.names(prefix)
-    if not before and after == [name]:
-        return PutOutcome(name, duplicate, buffer.nbytes)
     if not duplicate:
         insort(before, name)
     if after == before and set(known.objects) <= {attempt}:
@@ -136,6 +134,8 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
     try:
         _check_attempt(now, key, attempt)
         now.check_new(key, attempt, None)
+        if isinstance(what, PartName) and draft.array is not None:
+            await _check_overlaps(objects, now, attempt, what, draft.array)
     except (SupersededError, ConflictError):
         if not duplicate:
             await objects.delete([name])

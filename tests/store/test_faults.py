@@ -208,6 +208,18 @@ def test_a_seal_that_meets_a_longer_part_is_withdrawn(shelf: Shelf) -> None:
         assert store.get("a").num_tokens == 6
 
 
+def test_of_two_different_overlaps_put_at_once_only_one_is_acknowledged(shelf: Shelf) -> None:
+    with pytest.raises(e.ConflictError, match="tokens 2:4"):
+        race(
+            shelf,
+            BlockingMemory,
+            lambda s: s.put("a", routing()[:, :4], tokens=(0, 4)),
+            lambda s: s.put("a", routing(seed=1)[:, 2:], tokens=(2, 6), total_tokens=6),
+        )
+    with open_memory(shelf) as store:
+        np.testing.assert_array_equal(store.get("a", tokens=(2, 6)).routing, routing(seed=1)[:, 2:])
+
+
 def test_an_attempt_that_is_overtaken_says_so_and_leaves_nothing(shelf: Shelf) -> None:
     with pytest.raises(e.SupersededError):
         race(
