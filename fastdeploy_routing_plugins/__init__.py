@@ -12,17 +12,27 @@ if TYPE_CHECKING:
     from .discovery import Candidate, discover
     from .keys import RolloutId, RoutingKey
     from .names import Part
-    from .opening import open_store, open_store_async
+    from .opening import open_store, open_store_async, open_writer
     from .record import RoutingRecord, WeightSpan
     from .resolver import ResolvedStore, resolve
     from .schema import RoutingSchema
     from .status import RolloutStatus
     from .store.routing_store import RoutingStore
     from .store.sync import SyncStore
+    from .writer.ledger import FlushReport, WriteFailure
+    from .writer.limits import WriterLimits
+    from .writer.routing_writer import RoutingWriter
+    from .writer.stats import WriterStats
 
 _WHERE = {
     "open_store": "opening",
     "open_store_async": "opening",
+    "open_writer": "opening",
+    "RoutingWriter": "writer.routing_writer",
+    "WriterLimits": "writer.limits",
+    "WriterStats": "writer.stats",
+    "WriteFailure": "writer.ledger",
+    "FlushReport": "writer.ledger",
     "RoutingStore": "store",
     "SyncStore": "store.sync",
     "RoutingSchema": "schema",
@@ -41,6 +51,7 @@ _WHERE = {
 
 __all__ = [
     "Candidate",
+    "FlushReport",
     "Part",
     "ResolvedStore",
     "RolloutId",
@@ -49,12 +60,17 @@ __all__ = [
     "RoutingRecord",
     "RoutingSchema",
     "RoutingStore",
+    "RoutingWriter",
     "SyncStore",
     "WeightSpan",
+    "WriteFailure",
+    "WriterLimits",
+    "WriterStats",
     "describe",
     "discover",
     "open_store",
     "open_store_async",
+    "open_writer",
     "resolve",
 ]
 

@@ -56,7 +56,7 @@ class CommonOptions:
     )
     only_last_turn: bool = field(
         default=False,
-        metadata={"doc": "Accepted for the sake of the host's configuration; this release keeps every turn."},
+        metadata={"doc": "Whether a writer deletes a turn of a trajectory once its next turn is complete."},
     )
     use_fused_put: bool = field(
         default=False,
@@ -127,24 +127,52 @@ def load(
         ConfigError: something is wrong; names every problem.
         InvalidPluginError: the config class does not follow the contract.
     """
-    names = option_names(config_class)
     found = list(problems)
+    said = _sorted_out(items, option_names(config_class), found)
+    config = _build(config_class, said, found)
+    common = _build(CommonOptions, said, found)
+    if found or config is None or common is None:
+        raise _config_error(owner, found, hint)
+    options = {option.name: _plain(option, getattr(config, option.name)) for option in options_of(config_class)}
+    return Loaded(config, options, common)
+
+
+def load_alone(config_class: type[T], items: Iterable[Item], *, owner: str, hint: str = "") -> T:
+    """Checks everything that was said about options that belong to no store.
+
+    Args:
+        config_class: A config class, as those of stores.
+        items: What was said, and where.
+        owner: Whose configuration it is, for messages.
+        hint: Where to look options up.
+
+    Raises:
+        ConfigError: something is wrong; names every problem.
+    """
+    found: list[str] = []
+    said = _sorted_out(items, tuple(option.name for option in options_of(config_class)), found)
+    config = _build(config_class, said, found)
+    if found or config is None:
+        raise _config_error(owner, found, hint)
+    return config
+
+
+def _sorted_out(items: Iterable[Item], names: Sequence[str], problems: list[str]) -> dict[str, list[Item]]:
     said: dict[str, list[Item]] = {name: [] for name in names}
     for item in items:
         if item.key in said:
             said[item.key].append(item)
         else:
             near = did_you_mean(item.key, names)
-            found.append(
+            problems.append(
                 f"unknown option {item.key!r} (from {item.source}), {near or 'there are ' + ', '.join(names)}"
             )
-    config = _build(config_class, said, found)
-    common = _build(CommonOptions, said, found)
-    if found or config is None or common is None:
-        count = f"{len(found)} problems: " if len(found) > 1 else ""
-        raise ConfigError(f"configuration of {owner}: {count}{'; '.join(found)}", hint=hint, problems=tuple(found))
-    options = {option.name: _plain(option, getattr(config, option.name)) for option in options_of(config_class)}
-    return Loaded(config, options, common)
+    return said
+
+
+def _config_error(owner: str, problems: Sequence[str], hint: str) -> ConfigError:
+    count = f"{len(problems)} problems: " if len(problems) > 1 else ""
+    return ConfigError(f"configuration of {owner}: {count}{'; '.join(problems)}", hint=hint, problems=tuple(problems))
 
 
 def _build(config_class: type[T], said: Mapping[str, list[Item]], problems: list[str]) -> T | None:

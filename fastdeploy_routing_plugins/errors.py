@@ -232,6 +232,39 @@ class BackendError(StoreError):
 
 
 class StoreClosedError(StoreError):
-    """The store was closed."""
+    """The store, or the writer, was closed."""
 
     code = "store_closed"
+
+
+# --- the engine side ----------------------------------------------------------------------------------------------
+
+
+class ArenaError(StoreError):
+    """The shared memory between engine and worker cannot be used."""
+
+    code = "arena"
+
+
+class ArenaRoomError(ArenaError):
+    """There is not enough shared memory for an arena; the hint says how to make some."""
+
+    code = "arena_room"
+
+
+class ArenaFullError(ArenaError):
+    """The arena has no room for a part, and waiting did not help. The part was not taken."""
+
+    code = "arena_full"
+
+
+class WorkerError(StoreError):
+    """The store worker cannot be started, or keeps dying."""
+
+    code = "worker"
+
+
+class QuarantinedError(StoreError):
+    """A part was given up because the worker died or hung each time that it tried to store it."""
+
+    code = "quarantined"

@@ -8,11 +8,14 @@ from .resolver import ResolvedStore, resolve
 from .store.bridge import as_async
 from .store.routing_store import RoutingStore
 from .store.sync import SyncStore
+from .writer.limits import WriterLimits
+from .writer.routing_writer import RoutingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .schema import RoutingSchema
+    from .writer.ledger import WriteFailure
 
 Config: TypeAlias = "Mapping[str, Any] | str | ResolvedStore | None"
 
@@ -48,6 +51,38 @@ def open_store_async(config: Config = None, *, schema: RoutingSchema | None = No
     """
     resolved = _resolved(config)
     return RoutingStore(resolved, as_async(resolved.create_backend()), schema)
+
+
+def open_writer(
+    config: Config = None,
+    *,
+    schema: RoutingSchema,
+    limits: WriterLimits | Mapping[str, Any] | str | None = None,
+    on_failure: Callable[[WriteFailure], None] | None = None,
+) -> RoutingWriter:
+    """Opens the engine's side of the store that a configuration names.
+
+    Args:
+        config: As for ``open_store``.
+        schema: The model's schema.
+        limits: Memory, time and checks: ``WriterLimits``, or its options as a mapping, JSON text or ``@file``; options
+            in ``FD_ROUTING_WRITER_CONFIG`` are merged in, unless ``WriterLimits`` itself is given.
+        on_failure: Called, in a thread of the writer, with each ``WriteFailure``; it is logged as well.
+
+    Returns:
+        An open writer, also a context manager::
+
+            with open_writer(config, schema=schema) as writer:
+                writer.submit("data:0:0:0", routing)
+
+    Raises:
+        ResolveError: No such store can be used; the subclass and the message say why and what to do.
+        ArenaRoomError: There is not enough shared memory; the hint says how to make some.
+        WorkerError: The store worker cannot be started.
+        StoreUnavailableError: The store does not open now.
+    """
+    loaded = limits if isinstance(limits, WriterLimits) else WriterLimits.load(limits)
+    return RoutingWriter(_resolved(config), schema, loaded, on_failure=on_failure)
 
 
 def _resolved(config: Config) -> ResolvedStore:

@@ -67,8 +67,11 @@ class PutOutcome:
         name: The stored object's name.
         duplicate: True if the same routing was already there and nothing was written.
         nbytes: Payload bytes.
+        listed: Whether the store listed the object right after the put. False: somebody deleted it at once, or the
+            backend does not keep what it takes. True as well where the store cannot list.
     """
 
     name: str
     duplicate: bool
     nbytes: int
+    listed: bool = True

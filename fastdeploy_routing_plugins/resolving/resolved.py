@@ -41,7 +41,7 @@ class ResolvedStore:
         config: The same as an instance of the store's config class.
         namespace: Keeps runs apart.
         producer: Names the process that resolved the store first.
-        only_last_turn: Whether a turn is deleted once the next one is complete.
+        only_last_turn: Whether a writer deletes a turn once the next one is complete.
         use_fused_put: Whether the host hands over all layers at once.
     """
 
@@ -214,8 +214,6 @@ def finish(taken: Generator[str, None, ResolvedStore | None]) -> ResolvedStore:
         api,
         _text(store),
     )
-    if store.only_last_turn:
-        _log.warning("only_last_turn is accepted, but this release keeps every turn; delete what you are done with")
     return store
 
 

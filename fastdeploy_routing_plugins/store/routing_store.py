@@ -136,19 +136,18 @@ class RoutingStore:
                 "the model's schema is not known" if stated is None else f"{shown(stated)} is no RoutingSchema",
                 hint="open_store(..., schema=RoutingSchema(...)) states it once",
             )
-        draft = await self._objects.offload(
-            getattr(routing, "nbytes", 0),
-            writing.draft_part,
-            key,
-            self._stamp(key, attempt),
-            routing,
-            stated,
-            layers=layers,
-            tokens=tokens,
-            total_tokens=total_tokens,
-            layout=layout,
-            weight_versions=weight_versions,
+        place: dict[str, Any] = {"layers": layers, "tokens": tokens, "total_tokens": total_tokens, "layout": layout}
+        return await self.put_draft(
+            key, routing, stated, self._stamp(key, attempt), weight_versions=weight_versions, **place
         )
+
+    async def put_draft(
+        self, key: RoutingKey, routing: Any, schema: RoutingSchema, stamp: Mapping[str, Any], **how: Any
+    ) -> PutOutcome:
+        """``put`` for the store worker, which knows more of a part; see ``writing.draft_part`` for the arguments."""
+        self._objects.need()
+        size = getattr(routing, "nbytes", 0)
+        draft = await self._objects.offload(size, writing.draft_part, key, stamp, routing, schema, **how)
         return await writing.create(self._objects, self.namespace, draft)
 
     async def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> None:

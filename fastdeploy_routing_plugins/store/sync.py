@@ -11,7 +11,7 @@ from .bridge import LoopThread, inline, run_inline
 from .routing_store import RoutingStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from ..keys import RoutingKey
     from ..record import RoutingRecord, WeightSpan
@@ -128,6 +128,13 @@ class SyncStore:
                 weight_versions=weight_versions,
             )
         )
+        return outcome
+
+    def put_draft(
+        self, key: RoutingKey, routing: Any, schema: RoutingSchema, stamp: Mapping[str, Any], **how: Any
+    ) -> PutOutcome:
+        """See ``RoutingStore.put_draft``."""
+        outcome: PutOutcome = self._run(self._store.put_draft(key, routing, schema, stamp, **how))
         return outcome
 
     def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> None:

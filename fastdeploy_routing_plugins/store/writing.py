@@ -6,6 +6,8 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import arrays, envelope
 from ..backend import Buffer
 from ..errors import AbortedError, AbsentError, ConflictError, CorruptDataError, SupersededError
@@ -18,11 +20,15 @@ from .assemble import Attempts
 from .placing import place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ..arrays import IntArray
     from ..keys import RoutingKey
     from ..schema import RoutingSchema
     from .objects import Objects
     from .selection import Selection
+
+    Lend = Callable[[memoryview, tuple[int, ...], str], Buffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +40,27 @@ class Draft:
         what: The last component of its name.
         header: Its header.
         array: ``[layers, tokens, top_k]`` in canonical form, None for seals and abort marks.
+        lend: Makes the buffer of an array that is canonical as it came, if its owner lends the memory.
     """
 
     key: RoutingKey
     what: ObjectName
     header: envelope.Header
     array: IntArray | None = None
+    lend: Lend | None = None
 
     @property
     def buffer(self) -> Buffer:
         """The payload, in the array's own memory."""
         if self.array is None or not isinstance(self.header, envelope.PartHeader):
             return Buffer(memoryview(b""))
-        return Buffer(envelope.payload_of(self.array), self.array.shape, self.header.dtype)
+        make = Buffer if self.lend is None else self.lend
+        return make(envelope.payload_of(self.array), self.array.shape, self.header.dtype)
 
 
 def draft_part(
     key: RoutingKey,
-    stamp: dict[str, Any],
+    stamp: Mapping[str, Any],
     routing: Any,
     schema: RoutingSchema,
     *,
@@ -60,6 +69,8 @@ def draft_part(
     total_tokens: int | None,
     layout: str,
     weight_versions: object,
+    validate: bool = True,
+    lend: Lend | None = None,
 ) -> Draft:
     """Checks a part and computes its header; see ``RoutingStore.put`` for the arguments and errors.
 
@@ -73,11 +84,13 @@ def draft_part(
         total_tokens: See ``RoutingStore.put``.
         layout: See ``RoutingStore.put``.
         weight_versions: See ``RoutingStore.put``.
+        validate: Whether ids are checked; ids that are to be narrowed always are.
+        lend: See ``Draft``.
     """
-    array = arrays.layer_first(arrays.as_numpy(routing), layout)
-    what = place(array.shape, schema, layers, tokens, total_tokens)
+    given = arrays.layer_first(arrays.as_numpy(routing), layout)
+    what = place(given.shape, schema, layers, tokens, total_tokens)
     spans: tuple[WeightSpan, ...] = as_spans(weight_versions, what.part.tokens)
-    array = arrays.canonical(array, schema, what.part)
+    array = arrays.canonical(given, schema, what.part, validate=validate)
     header = envelope.PartHeader(
         **stamp,
         num_experts=schema.num_experts,
@@ -90,7 +103,9 @@ def draft_part(
         digests=envelope.digest_payload(envelope.payload_of(array), what.part, schema.row_bytes),
         weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
     )
-    return Draft(key, what, header, array)
+    # Narrowed ids lie in memory of their own, which nobody reuses before the put ends.
+    lent = lend if lend is not None and np.may_share_memory(array, given) else None
+    return Draft(key, what, header, array, lent)
 
 
 async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
@@ -130,6 +145,7 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
         insort(before, name)
     if after == before and set(known.objects) <= {attempt}:
         return PutOutcome(name, duplicate, buffer.nbytes)  # nobody did
+    listed = name in after
     now = Attempts.parse(prefix, after)
     try:
         _check_attempt(now, key, attempt)
@@ -142,7 +158,7 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
         raise
     if now.highest == attempt and len(now.objects) > 1 and now.status(key).state == "complete":
         await objects.delete(now.names(below=attempt))
-    return PutOutcome(name, duplicate, buffer.nbytes)
+    return PutOutcome(name, duplicate, buffer.nbytes, listed)
 
 
 async def _check_schema(objects: Objects, known: Attempts, draft: Draft) -> None:

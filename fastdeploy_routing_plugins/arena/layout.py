@@ -1,0 +1,180 @@
+"""What lies where in an arena file, and how a block describes itself.
+
+The file, in pages of 4,096 bytes, all words little-endian u64::
+
+    page 0      file head: magic, version, pages, key, ring page, ring slots, heap page, text bytes, owner, its start
+    page 1      live words, each on a cache line of its own (``Live``)
+    page 2 ..   text: JSON of whoever made the arena, for whoever adopts it
+    ring        one word per slot: the page of a published block
+    heap        blocks
+
+A block is a run of pages. It begins with a head of 16 words and the meta text, its payload begins on a page border,
+and its last two words repeat generation and sequence, so that a block whose tail equals its head was written whole.
+The checksum is XXH3-64 of head and meta, seeded with the arena's random key: no payload can pass for a head.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import xxhash
+
+PAGE: Final = 4096
+WORD: Final = 8
+VERSION: Final = 1
+FILE_MAGIC: Final = int.from_bytes(b"FDARENA\n", "little")
+BLOCK_MAGIC: Final = int.from_bytes(b"FDBLOCK\n", "little")
+RING_SLOTS: Final = 16_384
+MAX_META: Final = 1 << 20
+
+FILE_HEAD: Final = struct.Struct("<10Q")
+HEAD_BYTES: Final = 128
+TAIL_BYTES: Final = 16
+_CHECKED = struct.Struct("<6Q")  # generation, sequence, pages, meta bytes, payload's place, payload bytes
+
+
+class Live(IntEnum):
+    """Index, in words, of what changes while the arena lives."""
+
+    RING_HEAD = 512  # blocks ever published; written by the engine
+    RING_TAIL = 520  # blocks ever taken; written by the worker
+    HEARTBEAT = 528  # grows while the worker's main loop turns
+    WORKER_PID = 536
+    WORKER_START = 544
+    CLOSED = 552  # 1 when the engine closed in good order
+
+
+class State(IntEnum):
+    """A block's state word."""
+
+    FREE = 0
+    READY = 1  # published by the engine, not done yet
+    DONE = 2  # the worker did it; whole and readable in the store
+    RETAINED = 3  # done, and the backend still uses the payload
+
+
+class Word(IntEnum):
+    """Index of a word within a block's head."""
+
+    MAGIC = 0
+    STATE = 1
+    GENERATION = 2
+    SEQUENCE = 3
+    PAGES = 4
+    META_BYTES = 5
+    PAYLOAD_AT = 6
+    PAYLOAD_BYTES = 7
+    CHECKSUM = 8
+    STARTS = 9  # how often a worker began this block and died or hung before it ended
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """A block as its head describes it; places in bytes from the start of the file.
+
+    Attributes:
+        page: First page.
+        pages: Number of pages.
+        generation: Different for every use of any page.
+        sequence: Place in the order in which the engine published.
+        meta: The operation, see ``writer.operations``.
+        payload_at: Where the payload begins.
+        payload_bytes: Size of the payload.
+        starts: See ``Word.STARTS``.
+    """
+
+    page: int
+    pages: int
+    generation: int
+    sequence: int
+    meta: bytes
+    payload_at: int
+    payload_bytes: int
+    starts: int
+
+
+def pages_for(nbytes: int) -> int:
+    """Returns how many pages hold so many bytes."""
+    return -(-nbytes // PAGE)
+
+
+def block_size(meta_bytes: int, payload_bytes: int) -> tuple[int, int]:
+    """Returns ``(pages of a block, offset of its payload in bytes)``."""
+    payload_at = pages_for(HEAD_BYTES + meta_bytes) * PAGE
+    if payload_bytes == 0:
+        return pages_for(HEAD_BYTES + meta_bytes + TAIL_BYTES), payload_at
+    return pages_for(payload_at + payload_bytes + TAIL_BYTES), payload_at
+
+
+def checksum(key: int, checked: bytes, meta: bytes | memoryview) -> int:
+    """Returns the digest that only heads of this arena have."""
+    state = xxhash.xxh3_64(checked, seed=key)
+    state.update(meta)
+    return state.intdigest()
+
+
+def write_block(
+    data: memoryview,
+    words: memoryview,
+    key: int,
+    *,
+    page: int,
+    pages: int,
+    generation: int,
+    sequence: int,
+    meta: bytes,
+    payload_at: int,
+    payload_bytes: int,
+) -> None:
+    """Describes a block whose payload is in place. The state comes last: until then the block does not exist.
+
+    Args:
+        data: The file's bytes.
+        words: The same as words.
+        key: The arena's key.
+        page: See ``BlockHead``.
+        pages: See ``BlockHead``.
+        generation: See ``BlockHead``.
+        sequence: See ``BlockHead``.
+        meta: See ``BlockHead``.
+        payload_at: Offset of the payload within the block.
+        payload_bytes: See ``BlockHead``.
+    """
+    at = page * PAGE
+    first = at // WORD
+    checked = _CHECKED.pack(generation, sequence, pages, len(meta), payload_at, payload_bytes)
+    data[at + HEAD_BYTES : at + HEAD_BYTES + len(meta)] = meta
+    data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD] = checked
+    words[first + Word.CHECKSUM] = checksum(key, checked, meta)
+    words[first + Word.STARTS] = 0
+    last = (at + pages * PAGE) // WORD
+    words[last - 2] = generation
+    words[last - 1] = sequence
+    words[first + Word.MAGIC] = BLOCK_MAGIC
+    words[first + Word.STATE] = State.READY
+
+
+def read_block(data: memoryview, words: memoryview, key: int, page: int) -> BlockHead | None:
+    """Returns the block that begins on a page, or None if none that is whole does. Never reads outside ``data``."""
+    at = page * PAGE
+    first = at // WORD
+    if page <= 0 or at + PAGE > len(data) or words[first + Word.MAGIC] != BLOCK_MAGIC:
+        return None
+    checked = bytes(data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD])
+    generation, sequence, pages, meta_bytes, payload_at, payload_bytes = _CHECKED.unpack(checked)
+    end = at + pages * PAGE
+    if pages == 0 or end > len(data) or meta_bytes > min(MAX_META, pages * PAGE - HEAD_BYTES - TAIL_BYTES):
+        return None
+    if (pages, payload_at) != block_size(meta_bytes, payload_bytes):
+        return None
+    meta = bytes(data[at + HEAD_BYTES : at + HEAD_BYTES + meta_bytes])
+    if words[first + Word.CHECKSUM] != checksum(key, checked, meta):
+        return None
+    last = end // WORD
+    if words[last - 2] != generation or words[last - 1] != sequence:
+        return None
+    starts = words[first + Word.STARTS]
+    return BlockHead(page, pages, generation, sequence, meta, at + payload_at, payload_bytes, starts)

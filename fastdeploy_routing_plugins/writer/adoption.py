@@ -1,0 +1,172 @@
+"""Arenas whose engine and worker both died: what was published is stored, the rest is reported, the file goes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..arena import file as files
+from ..arena.view import ArenaView
+from ..errors import ArenaError, StoreUnavailableError
+from ..resolver import ResolvedStore
+from ..store.sync import SyncStore
+from . import operations
+from .executing import Executor, Retry, Task, describe
+from .messages import Adopted, Message, Note, Outcome, short
+from .operations import PutOp, Setup
+from .spill import remove_spilled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Run = Callable[[Executor, Task], Outcome | Retry]
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What became of a dead run's arena.
+
+    Attributes:
+        path: Where it was.
+        stored: Operations done.
+        failed: What could not be done, and why.
+        kept: Whether the arena stays because the store is unavailable.
+    """
+
+    path: str
+    stored: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    kept: bool = False
+
+
+def adopt(
+    file: files.ArenaFile,
+    store: SyncStore,
+    setup: Setup,
+    *,
+    run: Run = Executor.run,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Adoption:
+    """Does what an arena's dead engine had handed over, in order, and removes the arena.
+
+    The arena stays if the store is unavailable: a later try may do the rest.
+
+    Args:
+        file: The arena, locked.
+        store: The store that its text names, open.
+        setup: Its text.
+        run: Does a task of an executor; may look after hanging calls.
+        progress: Called with the number of operations done and of all.
+    """
+    view = ArenaView(file)
+    executor = Executor(store, view, setup, _producer(setup))
+    blocks = view.scan()
+    done, lost = 0, []
+    for number, block in enumerate(blocks):
+        try:
+            task = Task(block, operations.decode(block.meta))
+        except ArenaError as err:
+            lost.append((f"operation {block.sequence}", str(err)))
+            continue
+        while isinstance(answer := run(executor, task), Retry):
+            time.sleep(answer.pause)
+        if answer.code:
+            lost.append((describe(task.operation), f"{answer.code}: {answer.message}"))
+        else:
+            done += 1
+        progress(number + 1, len(blocks))
+        if answer.code == StoreUnavailableError.code:
+            return Adoption(file.path, done, lost, kept=True)
+    discard(file, setup)
+    return Adoption(file.path, done, lost)
+
+
+def discard(file: files.ArenaFile, setup: Setup | None) -> None:
+    """Removes an arena and the payloads spilled from it."""
+    if setup is not None and setup.spill_dir is not None:
+        for block in ArenaView(file).scan():
+            try:
+                operation = operations.decode(block.meta)
+            except ArenaError:
+                continue
+            if isinstance(operation, PutOp) and operation.spill:
+                remove_spilled(setup.spill_dir, operation.spill)
+    file.remove()
+    file.close()
+
+
+def pending(file: files.ArenaFile) -> list[str]:
+    """Returns what is still to be done in an arena, for people."""
+    found = []
+    for block in ArenaView(file).scan():
+        try:
+            found.append(describe(operations.decode(block.meta)))
+        except ArenaError:
+            found.append(f"operation {block.sequence}, unreadable")
+    return found
+
+
+def adopt_others(setup: Setup, own: str, store: SyncStore, run: Run) -> Iterator[Message]:
+    """Adopts, at the start of a worker, the arenas of dead runs that wrote to the same store and namespace.
+
+    Args:
+        setup: The new run's setup.
+        own: Path of the new run's arena.
+        store: The new run's store.
+        run: See ``adopt``.
+
+    Yields:
+        Messages for the engine.
+    """
+    foreign, nbytes = 0, 0
+    for found in files.find(setup.arena_dir):
+        if found.used or found.path == own:
+            continue
+        try:
+            file = files.take(found.path)
+            if file is None:
+                continue
+            other = Setup.decode(file.text)
+        except (ArenaError, OSError) as err:
+            yield Note(logging.WARNING, short(f"{found.path} of a dead process cannot be read: {err}"))
+            continue
+        if _destination(other) != _destination(setup):
+            foreign, nbytes = foreign + 1, nbytes + found.nbytes
+            file.close()
+            continue
+        adoption = adopt(file, store, other, run=run)
+        if adoption.kept:
+            file.close()
+            yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {adoption.failed[-1][1]}"))
+        else:
+            yield Adopted(adoption.stored, [(short(what), short(why)) for what, why in adoption.failed[:20]])
+    if foreign:
+        text = (
+            f"{foreign} arenas of dead runs with another store or namespace take {nbytes >> 20} MiB of "
+            f"{setup.arena_dir}; `fd-routing clean` stores what is in them and removes them"
+        )
+        yield Note(logging.WARNING, text)
+
+
+def _destination(setup: Setup) -> tuple[str, str]:
+    """Store, options and namespace of a setup; whoever produced it."""
+    wire = msgspec.json.decode(setup.store)
+    options = {key: value for key, value in wire["options"].items() if key != "producer"}
+    return wire["store"], msgspec.json.encode(options, order="deterministic").decode()
+
+
+def _producer(setup: Setup) -> str:
+    return str(msgspec.json.decode(setup.store)["options"]["producer"])
+
+
+def open_destination(setup: Setup) -> SyncStore:
+    """Opens the store that an arena's parts were meant for.
+
+    Raises:
+        RoutingError: it cannot be opened here and now.
+    """
+    return SyncStore(ResolvedStore.from_json(setup.store), setup.schema())

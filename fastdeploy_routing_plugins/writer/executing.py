@@ -1,0 +1,272 @@
+"""One operation of a block, done to the store: ``Executor``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arena.layout import BlockHead, State
+from ..backend import Buffer
+from ..errors import (
+    AbortedError,
+    BackendError,
+    NotFoundError,
+    QuarantinedError,
+    RoutingError,
+    StoreUnavailableError,
+    WorkerError,
+)
+from ..keys import MAX_ATTEMPT, RolloutId, RoutingKey, shown
+from ..record import WeightSpan
+from ..spec import Capability
+from .messages import Outcome, failed
+from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
+from .spill import read_spilled, remove_spilled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..arena.view import ArenaView
+    from ..schema import RoutingSchema
+    from ..status import PutOutcome
+    from ..store.sync import SyncStore
+
+MAX_STARTS = 3  # a worker that dies so often over one block is not tried again
+_TRIES = 3  # of a backend that fails in its own ways
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # s between tries
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The operation is to be tried again after so many seconds."""
+
+    pause: float
+
+
+@dataclass(slots=True)
+class Task:
+    """A block on its way through the worker.
+
+    Attributes:
+        block: Where it lies.
+        operation: What to do.
+        taken: When the worker took it, in ``time.monotonic()``.
+        tries: How often it was tried.
+    """
+
+    block: BlockHead
+    operation: Operation
+    taken: float = field(default_factory=time.monotonic)
+    tries: int = 0
+
+
+class LentBuffer(Buffer):
+    """A payload in the arena. A backend may keep it; the block is reused after ``release``."""
+
+    __slots__ = ("retained",)
+
+    def __init__(self, data: memoryview, shape: tuple[int, ...], dtype: str, on_release: Callable[[], None]) -> None:
+        super().__init__(data, shape, dtype, on_release=on_release)
+        self.retained = False
+
+    def retain(self) -> Buffer:
+        """Returns this buffer, which stays as it is until ``release``."""
+        self.retained = True
+        return self
+
+
+class Executor:
+    """Does the operations of one arena's blocks to a store. Its calls may come from several threads.
+
+    Args:
+        store: The open store.
+        view: The arena.
+        setup: The arena's text.
+        producer: Who handed the parts over.
+        released: Called with a sequence when a backend gives a retained payload back.
+    """
+
+    def __init__(
+        self,
+        store: SyncStore,
+        view: ArenaView,
+        setup: Setup,
+        producer: str,
+        released: Callable[[int], None] = lambda sequence: None,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._setup = setup
+        self._schema: RoutingSchema = setup.schema()
+        self._producer = producer
+        self._released = released
+        self._has = store.resolved.spec.capabilities
+        self._only_last_turn = store.resolved.only_last_turn and Capability.LIST in self._has
+
+    def run(self, task: Task) -> Outcome | Retry:
+        """Does an operation; marks the block when that succeeds. Failures are outcomes, only bugs raise."""
+        block = task.block
+        starts = self._view.starts(block)
+        if starts >= MAX_STARTS:
+            err = QuarantinedError(
+                f"given up after the store worker died or hung {starts} times while storing this",
+                hint="the store's log, or the worker's last words in this log, may say why",
+            )
+            return failed(block.sequence, err)
+        began = time.monotonic()
+        task.tries += 1
+        self._view.set_starts(block, starts + 1)
+        try:
+            outcome = self._do(task.operation, block.sequence, block, began)
+        except RoutingError as err:
+            pause = self._pause(task, err)
+            self._view.set_starts(block, 0)
+            return failed(block.sequence, err, time.monotonic() - began) if pause is None else Retry(pause)
+        except BaseException as err:  # noqa: BLE001 - whatever happens in a lane, the engine hears of it
+            self._view.set_starts(block, 0)
+            return failed(block.sequence, WorkerError(f"the store worker failed: {type(err).__name__}: {err}"))
+        self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
+        if isinstance(task.operation, PutOp) and task.operation.spill:
+            remove_spilled(self._setup.spill_dir, task.operation.spill)
+        return outcome
+
+    def _pause(self, task: Task, err: RoutingError) -> float | None:
+        """Returns how long to wait before another try, or None if the error is final."""
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(task.tries - 1, 10))
+        late = time.monotonic() - task.taken + pause > self._setup.retry_for
+        if isinstance(err, StoreUnavailableError):
+            return None if late else pause
+        if isinstance(err, BackendError) and not isinstance(err, VanishedError):
+            return None if late or task.tries >= _TRIES else pause
+        return None
+
+    def _do(self, operation: Operation, sequence: int, block: BlockHead, began: float) -> Outcome:
+        store = self._store
+        count = 0
+        if isinstance(operation, PutOp):
+            return self._put(operation, sequence, block, began)
+        if isinstance(operation, SealOp):
+            store.seal(operation.key, operation.total_tokens, attempt=operation.attempt)
+            self._drop_last_turn(operation.key)
+        elif isinstance(operation, AbortOp):
+            store.abort(operation.key, operation.reason, attempt=operation.attempt)
+        elif isinstance(operation, DeleteOp):
+            count = store.delete(operation.key)
+        elif isinstance(operation, DeletePrefixOp):
+            count = store.delete_prefix(operation.prefix)
+        elif isinstance(operation, ClearOp):
+            count = store.clear(everything=operation.everything)
+        elif isinstance(operation, FlushOp):
+            store.flush()
+        return Outcome(sequence=sequence, count=count, seconds=time.monotonic() - began)
+
+    def _put(self, operation: PutOp, sequence: int, block: BlockHead, began: float) -> Outcome:
+        key = operation.key
+        if operation.spill:
+            payload = read_spilled(self._setup.spill_dir, operation.spill, operation.nbytes)
+        else:
+            payload = self._view.payload(block)
+        shape = (
+            operation.layers[1] - operation.layers[0],
+            operation.tokens[1] - operation.tokens[0],
+            self._schema.top_k,
+        )
+        array = np.frombuffer(payload, np.dtype(operation.dtype)).reshape(shape)
+        lent: list[LentBuffer] = []
+
+        def lend(data: memoryview, shape: tuple[int, ...], dtype: str) -> Buffer:
+            lent.append(LentBuffer(data, shape, dtype, lambda: self._released(sequence)))
+            return lent[0]
+
+        how: dict[str, Any] = {
+            "layers": operation.layers,
+            "tokens": operation.tokens,
+            "total_tokens": operation.total_tokens,
+            "layout": "layer_first",
+            "weight_versions": [WeightSpan(*span) for span in operation.weight_versions],
+            "validate": self._setup.validate,
+            "lend": lend if Capability.RETAIN in self._has and not operation.spill else None,
+        }
+        outcome = self._store.put_draft(key, array, self._schema, self._stamp(operation), **how)
+        self._check_kept(operation, outcome)
+        self._drop_last_turn(key)
+        return Outcome(
+            sequence=sequence,
+            duplicate=outcome.duplicate,
+            retained=bool(lent and lent[0].retained),
+            seconds=time.monotonic() - began,
+        )
+
+    def _stamp(self, operation: PutOp) -> dict[str, Any]:
+        return {
+            "namespace": self._store.namespace,
+            "rollout_id": operation.rollout_id,
+            "choice": operation.choice,
+            "kind": operation.kind,
+            "attempt": operation.attempt,
+            "producer": self._producer,
+            "time_ns": operation.time_ns,
+        }
+
+    def _check_kept(self, operation: PutOp, outcome: PutOutcome) -> None:
+        """Raises BackendError if the store does not have what it said it took."""
+        gone = not outcome.listed
+        if self._setup.read_back and Capability.READ | Capability.LIST in self._has and not gone:
+            try:
+                self._store.get(
+                    operation.key,
+                    layers=operation.layers,
+                    tokens=operation.tokens,
+                    min_attempt=operation.attempt,
+                )
+            except NotFoundError:
+                gone = True
+            except AbortedError:
+                pass
+        if gone:
+            raise VanishedError(
+                f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
+                hint="was it deleted at once? Otherwise the store does not keep what it takes: `fd-routing try`",
+            )
+
+    def _drop_last_turn(self, key: RoutingKey) -> None:
+        """With ``only_last_turn``: deletes the turn before a complete one, and this one if its next is complete."""
+        rollout = RolloutId.parse(key.rollout_id)
+        if not self._only_last_turn or rollout.turn is None:
+            return
+        if self._is_complete(_turn(rollout, key, rollout.turn + 1)):
+            self._store.delete(key)
+        elif rollout.turn > 0 and self._is_complete(key):
+            self._store.delete(_turn(rollout, key, rollout.turn - 1))
+
+    def _is_complete(self, key: RoutingKey) -> bool:
+        try:
+            return self._store.status(key).state == "complete"
+        except NotFoundError:
+            return False
+
+
+class VanishedError(BackendError):
+    """A store does not have what it said it took; trying again could bring back what somebody deleted."""
+
+
+def _turn(rollout: RolloutId, key: RoutingKey, turn: int) -> RoutingKey:
+    return RoutingKey(f"{rollout.trajectory}:{turn}:{rollout.segment}", key.choice, key.kind)
+
+
+def describe(operation: Operation) -> str:
+    """Returns what an operation is, for logs: its verb and its rollout."""
+    verb = type(operation).__name__.removesuffix("Op").lower()
+    if isinstance(operation, PutOp):
+        attempt = "" if operation.attempt == 0 else f", attempt {shown(min(operation.attempt, MAX_ATTEMPT))}"
+        (l0, l1), (t0, t1) = operation.layers, operation.tokens
+        return f"put of {operation.key}{attempt}, layers {l0}:{l1}, tokens {t0}:{t1}"
+    if isinstance(operation, (SealOp, AbortOp, DeleteOp)):
+        return f"{verb} of {operation.key}"
+    if isinstance(operation, DeletePrefixOp):
+        return f"delete of prefix {operation.prefix!r}"
+    return verb

@@ -1,0 +1,169 @@
+"""The way into the arena: ``Gate`` finds room, holds the engine up within limits, spills, and publishes in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import ArenaFullError, StoreClosedError
+from . import operations
+from .ledger import Entry, Ledger, Ticket, WriteFailure
+from .operations import Operation, PutOp
+from .spill import SpillFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from ..arena.arena import Arena, Block
+    from .limits import WriterLimits
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
+_FULL_LOOK = 0.001  # s between looks for room while the engine is held up
+
+
+class Gate:
+    """Hands operations to the worker, in order. Safe to call from several threads.
+
+    Attributes:
+        arena: Where blocks lie.
+        ledger: What is published and has not ended.
+        refused: How many operations found no room.
+
+    Args:
+        arena: The arena.
+        limits: The writer's limits.
+        spill_dir: Absolute path of the folder for parts that find no room, if there is one.
+        on_failure: See ``RoutingWriter``.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        limits: WriterLimits,
+        spill_dir: str | None,
+        on_failure: Callable[[WriteFailure], None] | None,
+    ) -> None:
+        self.arena = arena
+        self.ledger = Ledger(self._take_back, self._failed)
+        self.refused = 0
+        self._limits = limits
+        self._spill = SpillFolder(spill_dir, arena.file.path, limits.spill_bytes) if spill_dir else None
+        self._on_failure = on_failure
+        self._budget = limits.on_full_wait
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes that lie in the spill folder."""
+        return 0 if self._spill is None else self._spill.nbytes
+
+    def check(self) -> None:
+        """Raises StoreClosedError if the writer was closed, or opened in another process."""
+        if self._closed or os.getpid() != self._pid:
+            raise StoreClosedError(
+                "the writer is closed" if self._closed else "this writer was opened in another process",
+                hint="" if self._closed else "open it after the fork",
+            )
+
+    def close(self) -> None:
+        """Lets nothing through any more."""
+        self._closed = True
+
+    def room(self, operation: Operation) -> Block | None:
+        """Returns a block for an operation; holds the caller up if the arena is full, within the budget.
+
+        The budget is what a full arena may hold its engine up in total; it is whole again once there was room at once.
+        """
+        meta = operations.encode(operation)
+        nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
+        block = self.arena.allocate(meta, nbytes)
+        if block is not None:
+            self._budget = self._limits.on_full_wait
+            return block
+        if not self.arena.fits(len(meta), nbytes):
+            return None
+        while self._budget > 0:
+            began = time.monotonic()
+            with self.ledger.changed:
+                self.ledger.changed.wait(min(self._budget, _FULL_LOOK))
+            self.check()
+            block = self.arena.allocate(meta, nbytes)
+            self._budget -= time.monotonic() - began
+            if block is not None:
+                return block
+        return None
+
+    def spilled(self, operation: PutOp, array: npt.NDArray[Any]) -> tuple[PutOp, Block]:
+        """Writes a payload that the arena has no room for into the spill folder.
+
+        Raises:
+            ArenaFullError: there is none.
+            StoreUnavailableError: it has no room either.
+        """
+        if self._spill is None:
+            raise self.full(operation)
+        name = self._spill.write(array)
+        spilled: PutOp = msgspec.structs.replace(operation, spill=name)
+        block = self.arena.allocate(operations.encode(spilled), 0)
+        if block is None:
+            self._spill.remove(name, operation.nbytes)
+            raise self.full(operation)
+        return spilled, block
+
+    def full(self, operation: Operation) -> ArenaFullError:
+        """Returns the error for an operation that found no room: what takes it, and what frees it."""
+        self.refused += 1
+        nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
+        if not self.arena.fits(len(operations.encode(operation)), nbytes):
+            return ArenaFullError(
+                f"a part of {nbytes} bytes does not fit into an arena of {self.arena.file.nbytes} bytes",
+                hint="set arena_bytes higher, or submit layers or tokens in parts",
+            )
+        kept = self.ledger.retained_bytes
+        free_by = "release(ids) on the trainer side frees what the store keeps" if kept else "flush() waits for it"
+        return ArenaFullError(
+            f"the arena is full: {self.ledger.queue_bytes} bytes wait for the store, {kept} bytes are kept by it, "
+            f"{self.arena.largest} bytes are free in one piece, the part has {nbytes}",
+            hint=f"{free_by}; or set arena_bytes higher, or spill_dir",
+        )
+
+    def publish(self, operation: Operation, block: Block) -> Ticket:
+        """Hands a filled block to the worker.
+
+        Raises:
+            ArenaFullError: the worker is behind by a whole ring.
+            StoreClosedError: the writer was closed meanwhile.
+        """
+        ticket = Ticket(operation, self.ledger.changed)
+        nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
+        entry = Entry(ticket, block, nbytes, time.monotonic())
+        while self.arena.publish(block) is None:
+            if self._closed or self._budget <= 0:
+                self.arena.release(block)
+                self.check()
+                raise self.full(operation)
+            time.sleep(_FULL_LOOK)
+            self._budget -= _FULL_LOOK
+        self.ledger.add(entry)
+        return ticket
+
+    def _take_back(self, entry: Entry) -> None:
+        operation = entry.ticket.operation
+        if isinstance(operation, PutOp) and operation.spill and self._spill is not None:
+            self._spill.remove(operation.spill, operation.nbytes)
+        self.arena.release(entry.block)
+
+    def _failed(self, failure: WriteFailure) -> None:
+        _log.error("%s failed: %s: %s", failure.what, failure.error.code, failure.error)
+        if self._on_failure is not None:
+            try:
+                self._on_failure(failure)
+            except Exception:  # noqa: BLE001 - the host's own code must not end the thread that calls it
+                _log.exception("on_failure raised")

@@ -1,0 +1,280 @@
+"""What was handed over and how it ended: ``Ticket``, ``WriteFailure``, ``FlushReport`` and ``Ledger``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import RoutingError, StoreUnavailableError
+from .executing import describe
+from .messages import Outcome, rebuilt
+from .operations import FlushOp, Operation, PutOp
+from .stats import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..arena.arena import Block
+    from ..keys import RoutingKey
+
+MAX_KEPT_FAILURES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailure:
+    """Something that was handed over and could not be done.
+
+    Attributes:
+        what: The operation, for people: ``put of 'data:0:0:0', layers 0:45, tokens 0:1024``.
+        key: The rollout, or None for an operation on several.
+        error: Why; ``error.code`` is the cause for programs.
+        nbytes: Payload bytes that are lost.
+    """
+
+    what: str
+    key: RoutingKey | None
+    error: RoutingError
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What became of everything handed over since the last report.
+
+    Attributes:
+        stored: Operations that a reader can see the effect of.
+        failures: Those that failed, at most 10,000; ``failed`` counts all.
+        failed: How many failed.
+        pending: How many had not ended at the deadline.
+        pending_bytes: Their payload bytes.
+    """
+
+    stored: int
+    failures: tuple[WriteFailure, ...]
+    failed: int
+    pending: int
+    pending_bytes: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is stored."""
+        return not self.failed and not self.pending
+
+    def check(self) -> FlushReport:
+        """Returns this report, or raises what went wrong first.
+
+        Raises:
+            RoutingError: of the first failure.
+            StoreUnavailableError: something is still pending.
+        """
+        if self.failures:
+            first = self.failures[0]
+            raise type(first.error)(f"{first.what}: {first.error.message}", hint=first.error.hint, report=self)
+        if self.pending:
+            raise StoreUnavailableError(
+                f"{self.pending} operations ({self.pending_bytes} bytes) had not ended at the deadline", report=self
+            )
+        return self
+
+
+class Ticket:
+    """One operation on its way; from ``submit``, ``publish``, ``seal``, ``abort`` and the deletes."""
+
+    __slots__ = ("_changed", "_error", "_outcome", "operation", "sequence")
+
+    def __init__(self, operation: Operation, changed: threading.Condition) -> None:
+        self.operation = operation
+        self.sequence = 0
+        self._changed = changed
+        self._outcome: Outcome | None = None
+        self._error: RoutingError | None = None
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done() else "failed" if self._error else "stored"
+        return f"Ticket({describe(self.operation)}: {state})"
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._outcome is not None
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        """Waits for the end and returns how it went: ``duplicate``, ``count`` (of a delete), ``seconds``.
+
+        Args:
+            timeout: Seconds to wait; None: until it has ended, which the writer's limits bound.
+
+        Raises:
+            StoreUnavailableError: it has not ended within ``timeout``.
+            RoutingError: what it failed with.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout):
+                raise StoreUnavailableError(f"{describe(self.operation)} has not ended within {timeout} s")
+        assert self._outcome is not None
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def settle(self, outcome: Outcome) -> RoutingError | None:
+        """Notes the end; called by the ledger."""
+        if outcome.code:
+            self._error = rebuilt(outcome.code, outcome.message, outcome.hint)
+        self._outcome = outcome
+        return self._error
+
+
+@dataclass(slots=True)
+class Entry:
+    """A published operation that has not ended, or whose payload a backend keeps."""
+
+    ticket: Ticket
+    block: Block
+    nbytes: int
+    since: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the writer opened."""
+
+    submitted: int = 0
+    submitted_bytes: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+
+
+class Ledger:
+    """Everything that is published and has not ended.
+
+    Args:
+        release: Takes a block back.
+        on_failure: Called for every failure, outside of any lock.
+    """
+
+    def __init__(self, release: Callable[[Entry], None], on_failure: Callable[[WriteFailure], None]) -> None:
+        self.changed = threading.Condition()
+        self.counters = Counters()
+        self.store_times = Window()
+        self._release = release
+        self._on_failure = on_failure
+        self._open: dict[int, Entry] = {}
+        self._retained: dict[int, Entry] = {}
+        self._early: dict[int, Outcome] = {}
+        self._failures: deque[WriteFailure] = deque(maxlen=MAX_KEPT_FAILURES)
+        self._since_report = [0, 0]  # stored, failed
+        self.queue_bytes = 0
+
+    def add(self, entry: Entry) -> None:
+        """Takes a published operation."""
+        sequence = entry.block.sequence
+        with self.changed:
+            entry.ticket.sequence = sequence
+            self._open[sequence] = entry
+            self.queue_bytes += entry.nbytes
+            if isinstance(entry.ticket.operation, PutOp):
+                self.counters.submitted += 1
+                self.counters.submitted_bytes += entry.nbytes
+            early = self._early.pop(sequence, None)
+        if early is not None:  # the worker was faster than this thread
+            self.settle([early])
+
+    def settle(self, outcomes: list[Outcome]) -> None:
+        """Notes how operations ended."""
+        failures = []
+        with self.changed:
+            for outcome in outcomes:
+                entry = self._open.pop(outcome.sequence, None)
+                if entry is None:
+                    if outcome.sequence not in self._retained:
+                        self._early[outcome.sequence] = outcome
+                    continue
+                self.queue_bytes -= entry.nbytes
+                error = entry.ticket.settle(outcome)
+                if error is not None:
+                    failures.append(self._note_failure(entry, error))
+                else:
+                    self._note_success(entry, outcome)
+                if outcome.retained:
+                    self._retained[outcome.sequence] = entry
+                else:
+                    self._release(entry)
+            self.changed.notify_all()
+        for failure in failures:
+            self._on_failure(failure)
+
+    def _note_success(self, entry: Entry, outcome: Outcome) -> None:
+        operation = entry.ticket.operation
+        self._since_report[0] += not isinstance(operation, FlushOp)
+        if isinstance(operation, PutOp):
+            self.counters.stored += 1
+            self.counters.stored_bytes += entry.nbytes
+            self.counters.duplicates += outcome.duplicate
+            self.store_times.add(outcome.seconds)
+
+    def _note_failure(self, entry: Entry, error: RoutingError) -> WriteFailure:
+        operation = entry.ticket.operation
+        key = getattr(operation, "key", None)
+        failure = WriteFailure(describe(operation), key, error, entry.nbytes)
+        self._failures.append(failure)
+        self._since_report[1] += 1
+        self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1
+        return failure
+
+    def fail_older(self, age: float, error: RoutingError) -> None:
+        """Ends, without success, what has been open for longer than ``age`` seconds."""
+        limit = time.monotonic() - age
+        with self.changed:
+            late = [number for number, entry in self._open.items() if entry.since < limit]
+        self.settle(
+            [Outcome(sequence=number, code=error.code, message=error.message, hint=error.hint) for number in late]
+        )
+
+    def give_back(self, sequences: list[int]) -> None:
+        """Takes payloads back that a backend had kept."""
+        with self.changed:
+            for sequence in sequences:
+                entry = self._retained.pop(sequence, None)
+                if entry is not None:
+                    self._release(entry)
+            self.changed.notify_all()
+
+    def wait(self, below: int, deadline: float) -> bool:
+        """Waits until every operation below a sequence has ended; returns whether that was before the deadline."""
+
+        def over() -> bool:
+            return not any(sequence < below for sequence in self._open)
+
+        with self.changed:
+            return self.changed.wait_for(over, max(0.0, deadline - time.monotonic()))
+
+    def report(self) -> FlushReport:
+        """Returns what ended since the last report, and what is pending."""
+        with self.changed:
+            stored, failed = self._since_report
+            self._since_report = [0, 0]
+            failures = tuple(self._failures)
+            self._failures.clear()
+            return FlushReport(stored, failures, failed, len(self._open), self.queue_bytes)
+
+    @property
+    def pending(self) -> int:
+        """Number of operations that have not ended."""
+        return len(self._open)
+
+    @property
+    def retained_bytes(self) -> int:
+        """Payload bytes that backends keep in the arena."""
+        with self.changed:
+            return sum(entry.nbytes for entry in self._retained.values())
+
+    @property
+    def oldest(self) -> float:
+        """Age, in seconds, of the oldest operation that has not ended; 0 if there is none."""
+        with self.changed:
+            return max(0.0, time.monotonic() - min((entry.since for entry in self._open.values()), default=1e300))

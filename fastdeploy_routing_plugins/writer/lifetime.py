@@ -1,0 +1,55 @@
+"""What happens to open writers when their process forks or ends."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..errors import RoutingError
+
+if TYPE_CHECKING:
+    from .routing_writer import RoutingWriter
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
+
+
+class _Open:
+    """The writers of this process."""
+
+    def __init__(self) -> None:
+        self.writers: weakref.WeakSet[RoutingWriter] = weakref.WeakSet()
+        atexit.register(self.at_exit)
+        os.register_at_fork(after_in_child=self.in_child)
+
+    def at_exit(self) -> None:
+        """What is pending when the interpreter ends gets a moment; then the worker goes on alone."""
+        for writer in list(self.writers):
+            try:
+                writer.close(writer.limits.exit_wait)
+            except RoutingError as err:
+                _log.error("closing at exit: %s", err)
+
+    def in_child(self) -> None:
+        """A forked child is no owner, and must not keep the worker from noticing the engine's end."""
+        for writer in list(self.writers):
+            writer.forget()
+        self.writers.clear()
+
+
+@lru_cache(maxsize=1)
+def _open() -> _Open:
+    return _Open()
+
+
+def opened(writer: RoutingWriter) -> None:
+    """Takes note of an open writer."""
+    _open().writers.add(writer)
+
+
+def closed(writer: RoutingWriter) -> None:
+    """Takes note that it was closed."""
+    _open().writers.discard(writer)

@@ -1,0 +1,68 @@
+"""``Reservation``: shared memory that an engine gathers into, before it is handed over."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StoreClosedError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..arena.arena import Block
+    from .ledger import Ticket
+    from .operations import PutOp
+    from .routing_writer import RoutingWriter
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
+
+
+class Reservation:
+    """A place in the arena for one part; ``RoutingWriter.reserve`` makes it.
+
+    Attributes:
+        view: Writable ``[layers, tokens, top_k]``, C order; its first content is undefined.
+    """
+
+    def __init__(
+        self, writer: RoutingWriter, operation: PutOp, block: Block, view: npt.NDArray[Any], seconds: float
+    ) -> None:
+        self.view = view
+        self._writer = writer
+        self._operation = operation
+        self._block: Block | None = block
+        self._seconds = seconds
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        if err is not None:
+            self.cancel()
+        elif self._block is not None:
+            self.publish()
+
+    def publish(self) -> Ticket:
+        """Hands over what was gathered into ``view``, which becomes read-only.
+
+        Raises:
+            StoreClosedError: It was published or cancelled before, or the writer is closed.
+            ArenaFullError: The worker is too far behind.
+        """
+        block, self._block = self._block, None
+        if block is None:
+            raise StoreClosedError("this reservation was published or cancelled before")
+        self.view.flags.writeable = False
+        return self._writer.publish_reserved(self._operation, block, self._seconds)
+
+    def cancel(self) -> None:
+        """Gives the memory back; harmless when that is done already."""
+        block, self._block = self._block, None
+        if block is not None:
+            self._writer.cancel_reserved(block)
+
+    def __del__(self) -> None:
+        if getattr(self, "_block", None) is not None:
+            _log.warning("a reservation for %r was dropped, neither published nor cancelled", self._operation.key)
+            self.cancel()

@@ -1,0 +1,420 @@
+"""``RoutingWriter``: the engine's side. One copy into shared memory, and the engine goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..arena.arena import Arena, Block
+from ..arena.copying import copy_into
+from ..arrays import as_numpy, layer_first
+from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
+from ..keys import MAX_ATTEMPT, as_key, check_int, encode_prefix, shown
+from ..names import MAX_TOKENS
+from ..record import as_spans
+from ..schema import RoutingSchema
+from ..store.placing import place
+from ..store.selection import bounds
+from . import lifetime
+from .gate import Gate
+from .ledger import FlushReport, Ticket, WriteFailure
+from .limits import WriterLimits
+from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
+from .reservation import Reservation
+from .stats import Window, WriterStats
+from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from ..keys import RoutingKey
+    from ..names import PartName
+    from ..record import WeightSpan
+    from ..resolver import ResolvedStore
+    from ..store.selection import Selection
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
+MAX_REASON = 4096  # characters of an abort's reason that are kept
+
+
+class RoutingWriter:
+    """Hands routing over to a store worker. Safe to call from several threads; ``open_writer`` makes one.
+
+    Operations on one trajectory (``data:gen`` of ``data:gen:turn:segment``) take effect in the order in which they
+    were handed over; ``delete_prefix``, ``clear`` and ``flush`` come after everything before them.
+
+    Args:
+        resolved: Which store, from ``resolve``.
+        schema: The model's schema.
+        limits: Memory and time; None: the defaults and ``FD_ROUTING_WRITER_CONFIG``.
+        on_failure: Called, in a thread of the writer, with each ``WriteFailure``; it is logged as well.
+
+    Raises:
+        ArenaRoomError: There is not enough shared memory; the hint says how to make some.
+        WorkerError: The worker cannot be started.
+        RoutingError: The store does not open; the error is the store's own.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedStore,
+        schema: RoutingSchema,
+        limits: WriterLimits | None = None,
+        *,
+        on_failure: Callable[[WriteFailure], None] | None = None,
+    ) -> None:
+        given: object = schema
+        if not isinstance(given, RoutingSchema):
+            raise InvalidRecordError(f"{shown(schema)} is no RoutingSchema", hint="RoutingSchema(num_experts=…, …)")
+        self.resolved = resolved
+        self.schema = schema
+        self.limits = limits = WriterLimits.load() if limits is None else limits
+        self._dtype = np.dtype(schema.dtype)
+        self._closed = False
+        self._closing = threading.Lock()
+        self._hand_over = Window()
+        spill_dir = None if limits.spill_dir is None else os.path.abspath(os.path.expanduser(limits.spill_dir))
+        setup = Setup(
+            store=resolved.to_json(),
+            num_experts=schema.num_experts,
+            top_k=schema.top_k,
+            layer_ids=schema.layer_ids,
+            validate=limits.validate,
+            read_back=limits.read_back,
+            retry_for=limits.retry_for,
+            call_timeout=limits.call_timeout,
+            lanes=limits.lanes,
+            arena_dir=os.path.abspath(limits.arena_dir),
+            spill_dir=spill_dir,
+        )
+        self._arena = Arena.create(limits.arena_dir, limits.arena_bytes, setup.encode())
+        try:
+            self._gate = Gate(self._arena, limits, spill_dir, on_failure)
+            self._supervisor = Supervisor(self._arena, self._gate.ledger, limits)
+            self._supervisor.start()
+        except BaseException:
+            self._arena.close(remove=True)
+            raise
+        lifetime.opened(self)
+        _log.info(
+            "routing writer: store %r from %s %s (store API %s), %s, arena of %d MiB in %s, worker pid %d",
+            resolved.name,
+            resolved.distribution,
+            resolved.version,
+            ".".join(map(str, resolved.spec.api_version)),
+            resolved.effective(),
+            self._arena.file.nbytes >> 20,
+            limits.arena_dir,
+            self._supervisor.pid,
+        )
+
+    def __enter__(self) -> RoutingWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError("a writer cannot be copied or pickled", hint="pass writer.resolved and open one there")
+
+    def __repr__(self) -> str:
+        return f"RoutingWriter({self.resolved.name!r}, namespace={self.resolved.namespace!r})"
+
+    # --- handing over -------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        key: str | RoutingKey,
+        routing: Any,
+        *,
+        layers: Selection = None,
+        tokens: Selection = None,
+        total_tokens: int | None = None,
+        choice: int = 0,
+        attempt: int = 0,
+        layout: str = "layer_first",
+        weight_versions: Sequence[WeightSpan] = (),
+    ) -> Ticket:
+        """Copies routing into shared memory and returns; the memory is the caller's again at once.
+
+        Rank, shape, dtype, and the counts of layers and tokens are checked here; ids, by the worker.
+
+        Args:
+            key: The rollout id, or a ``RoutingKey``.
+            routing: Integers ``[layers, tokens, top_k]`` (``[tokens, top_k]`` for one layer), as ``RoutingStore.put``
+                takes them. The schema's own dtype costs least.
+            layers: Which MoE layers (positions in ``schema.layer_ids``) these are; None: all.
+            tokens: Which tokens (absolute) these are; None: all tokens of the rollout.
+            total_tokens: Recorded tokens of the whole rollout, if known; implied by ``tokens=None``.
+            choice: Which choice of a request with ``n > 1``.
+            attempt: The producer's number of the attempt; readers see the highest one.
+            layout: ``"layer_first"``, or ``"token_first"`` for ``[tokens, layers, top_k]``.
+            weight_versions: Spans of weight versions that cover the tokens.
+
+        Raises:
+            InvalidRecordError: The routing does not fit the schema or the ranges stated.
+            InvalidKeyError: The id, choice, attempt or a range cannot be stored.
+            ArenaFullError: There is no room, after waiting for ``on_full_wait``; nothing was taken.
+            StoreClosedError: The writer is closed.
+        """
+        began = time.perf_counter()
+        self._gate.check()
+        array = layer_first(as_numpy(routing), layout)
+        dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+        operation = self._put_operation(
+            key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
+        )
+        block = self._gate.room(operation)
+        if block is None:
+            operation, block = self._gate.spilled(operation, np.ascontiguousarray(array, dtype))
+        else:
+            try:
+                copy_into(self._arena.array(block, array.shape, dtype), array)
+            except BaseException:
+                self._arena.release(block)
+                raise
+        ticket = self._gate.publish(operation, block)
+        self._hand_over.add(time.perf_counter() - began)
+        return ticket
+
+    def reserve(
+        self,
+        key: str | RoutingKey,
+        num_tokens: int,
+        *,
+        layers: Selection = None,
+        tokens: Selection = None,
+        total_tokens: int | None = None,
+        choice: int = 0,
+        attempt: int = 0,
+        dtype: npt.DTypeLike | None = None,
+        weight_versions: Sequence[WeightSpan] = (),
+    ) -> Reservation:
+        """Returns shared memory to gather routing into, so that nothing is copied at all.
+
+        ``with writer.reserve(id, n) as slot: slot.view[...] = ...`` publishes at the end of the block, or gives the
+        memory back if the block raises; ``slot.publish()`` and ``slot.cancel()`` do so by hand.
+
+        Args:
+            key: See ``submit``.
+            num_tokens: Rows of the view, which has shape ``[layers, num_tokens, top_k]``.
+            layers: See ``submit``.
+            tokens: See ``submit``.
+            total_tokens: See ``submit``.
+            choice: See ``submit``.
+            attempt: See ``submit``.
+            dtype: The view's integer dtype; None: the schema's own.
+            weight_versions: See ``submit``.
+
+        Raises:
+            RoutingError: as ``submit``.
+        """
+        began = time.perf_counter()
+        self._gate.check()
+        wanted = self._dtype if dtype is None else np.dtype(dtype)
+        if wanted.kind not in "iu" or not wanted.isnative:
+            raise InvalidRecordError(f"dtype must be a native integer type, got {wanted}")
+        rows = check_int("num_tokens", num_tokens, MAX_TOKENS)
+        number = self.schema.num_layers if layers is None else _length(layers)
+        shape = number, rows, self.schema.top_k
+        operation = self._put_operation(
+            key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
+        )
+        block = self._gate.room(operation)
+        if block is None:
+            raise self._gate.full(operation)
+        view = self._arena.array(block, shape, wanted)
+        return Reservation(self, operation, block, view, time.perf_counter() - began)
+
+    def publish(self, reservation: Reservation) -> Ticket:
+        """Hands over what was gathered into a reservation's view, which must not be written to any more."""
+        return reservation.publish()
+
+    def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> Ticket:
+        """Says how many recorded tokens a rollout has in all, once that is known."""
+        whole = as_key(key, choice)
+        total = check_int("total_tokens", total_tokens, MAX_TOKENS)
+        number = check_int("attempt", attempt, MAX_ATTEMPT)
+        return self._order(SealOp(**_named(whole), attempt=number, total_tokens=total))
+
+    def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> Ticket:
+        """Gives an attempt up: readers get ``AbortedError`` with the reason at once."""
+        text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
+        number = check_int("attempt", attempt, MAX_ATTEMPT)
+        return self._order(AbortOp(**_named(as_key(key, choice)), attempt=number, reason=text))
+
+    def delete(self, key: str | RoutingKey, *, choice: int = 0) -> Ticket:
+        """Deletes a rollout, all attempts, after what was handed over for its trajectory before."""
+        return self._order(DeleteOp(**_named(as_key(key, choice))))
+
+    def delete_prefix(self, prefix: str) -> Ticket:
+        """Deletes the rollouts whose id is ``prefix`` or continues after a colon: ``x:1`` never means ``x:10``."""
+        given: object = prefix
+        if not isinstance(given, str) or not given:
+            raise InvalidRecordError(
+                "delete_prefix needs a prefix", hint="clear(everything=True) deletes all rollouts"
+            )
+        encode_prefix(prefix)
+        return self._order(DeletePrefixOp(prefix=prefix))
+
+    def clear(self, *, everything: bool = False) -> Ticket:
+        """Deletes the namespace's rollouts of this producer, or of all producers."""
+        return self._order(ClearOp(everything=bool(everything)))
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _put_operation(
+        self,
+        key: str | RoutingKey,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        layers: Selection,
+        tokens: Selection,
+        total_tokens: int | None,
+        choice: int,
+        attempt: int,
+        weight_versions: Sequence[WeightSpan],
+    ) -> PutOp:
+        whole = as_key(key, choice)
+        number = check_int("attempt", attempt, MAX_ATTEMPT)
+        if shape[2] != self.schema.top_k:
+            raise InvalidRecordError(f"routing has {shape[2]} ids a row, the schema has top_k={self.schema.top_k}")
+        what: PartName = place(shape, self.schema, layers, tokens, total_tokens)
+        spans = as_spans(weight_versions, what.part.tokens) if weight_versions else ()
+        return PutOp(
+            rollout_id=whole.rollout_id,
+            choice=whole.choice,
+            kind=whole.kind,
+            attempt=number,
+            layers=what.part.layers,
+            tokens=what.part.tokens,
+            total_tokens=what.total_tokens,
+            dtype=dtype.str,
+            time_ns=time.time_ns(),
+            nbytes=shape[0] * shape[1] * shape[2] * dtype.itemsize,
+            weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
+        )
+
+    def _order(self, operation: Operation) -> Ticket:
+        self._gate.check()
+        block = self._gate.room(operation)
+        if block is None:
+            raise self._gate.full(operation)
+        return self._gate.publish(operation, block)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float = 60.0) -> FlushReport:
+        """Waits until everything handed over before has ended and the store has made it durable.
+
+        Args:
+            timeout: Seconds; the report then says what is still pending.
+
+        Returns:
+            What was stored and what failed since the last report; ``report.check()`` raises if anything failed.
+        """
+        self._gate.check()
+        deadline = time.monotonic() + timeout
+        ticket: Ticket | None = None
+        while ticket is None:
+            try:
+                ticket = self._order(FlushOp())
+            except ArenaFullError:
+                if time.monotonic() >= deadline:
+                    return self._gate.ledger.report()
+        self._gate.ledger.wait(ticket.sequence + 1, deadline)
+        return self._gate.ledger.report()
+
+    def close(self, timeout: float = 30.0) -> FlushReport:
+        """Flushes, ends the worker and removes the arena. Never hangs; harmless when already closed.
+
+        What is pending after ``timeout`` seconds is left to the worker, which goes on without this process.
+        """
+        with self._closing:
+            if self._closed:
+                return FlushReport(0, (), 0, 0, 0)
+            report = self.flush(timeout)
+            self._closed = True
+            self._gate.close()
+            lifetime.closed(self)
+            if report.pending:
+                _log.warning(
+                    "%d operations (%d bytes) are pending; the store worker (pid %d) goes on with them alone",
+                    report.pending,
+                    report.pending_bytes,
+                    self._supervisor.pid,
+                )
+                alone = self._supervisor.pid != 0
+                self._supervisor.leave()
+                self._arena.close(remove=False)
+                if not alone:
+                    _log.error("no store worker lives; the next writer, or `fd-routing clean`, stores what is left")
+            else:
+                self._supervisor.stop(5.0)
+                self._arena.close(remove=True)
+            return report
+
+    def stats(self) -> WriterStats:
+        """Returns counters, sizes and durations; cheap."""
+        counters = self._gate.ledger.counters
+        return WriterStats(
+            submitted=counters.submitted,
+            submitted_bytes=counters.submitted_bytes,
+            stored=counters.stored,
+            stored_bytes=counters.stored_bytes,
+            duplicates=counters.duplicates,
+            failed=dict(counters.failed),
+            refused=self._gate.refused,
+            spilled_bytes=self._gate.spilled_bytes,
+            pending=self._gate.ledger.pending,
+            queue_bytes=self._gate.ledger.queue_bytes,
+            retained_bytes=self._gate.ledger.retained_bytes,
+            oldest_pending_s=self._gate.ledger.oldest,
+            arena_bytes=self._arena.file.nbytes,
+            arena_free_bytes=self._arena.free,
+            hand_over=self._hand_over.latency(),
+            store=self._gate.ledger.store_times.latency(),
+            transport=self._supervisor.transport,
+            worker_pid=self._supervisor.pid,
+            worker_restarts=self._supervisor.restarts,
+        )
+
+    # --- reservations -------------------------------------------------------------------------------------------
+
+    def publish_reserved(self, operation: PutOp, block: Block, seconds: float) -> Ticket:
+        """Publishes a reservation's block; called by the reservation."""
+        began = time.perf_counter()
+        self._gate.check()
+        ticket = self._gate.publish(operation, block)
+        self._hand_over.add(seconds + time.perf_counter() - began)
+        return ticket
+
+    def cancel_reserved(self, block: Block) -> None:
+        """Takes a reservation's block back; called by the reservation."""
+        if not self._closed:
+            self._arena.release(block)
+
+    def forget(self) -> None:
+        """In a forked child: closes what keeps the worker from noticing the engine's end."""
+        self._closed = True
+        self._closing = threading.Lock()
+        self._supervisor.forget()
+        self._arena.forget()
+
+
+def _length(selection: Selection) -> int:
+    start, stop = bounds("layers", selection)
+    if stop is None:
+        raise InvalidRecordError("layers must say where they end", hint="layers=(start, stop)")
+    return stop - start
+
+
+def _named(key: RoutingKey) -> dict[str, Any]:
+    return {"rollout_id": key.rollout_id, "choice": key.choice, "kind": key.kind}

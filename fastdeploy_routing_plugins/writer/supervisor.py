@@ -1,0 +1,290 @@
+"""The worker process from the engine's side: started, listened to, replaced when it dies or stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import RoutingError, StoreClosedError, WorkerError
+from .messages import (
+    MAX_PACKET,
+    Adopted,
+    Channel,
+    Done,
+    Finish,
+    Message,
+    Note,
+    Ready,
+    Released,
+    Settled,
+    Unable,
+    rebuilt,
+)
+
+if TYPE_CHECKING:
+    from ..arena.arena import Arena
+    from .ledger import Ledger
+    from .limits import WriterLimits
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
+_LOOK = 0.05  # s between looks at the process when nothing is said
+_PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)  # s before a worker is replaced, the more often in a row the longer
+_STEADY = 10.0  # s after which a worker counts as sound again
+_STILL = 60.0  # s beyond a call's limit without a sign of the worker's main loop
+_MAX_WORDS = 1 << 20  # bytes of a worker's stderr that are kept before older ones go
+
+
+class Supervisor:
+    """Keeps one store worker running over an arena.
+
+    Args:
+        arena: The engine's arena.
+        ledger: Where the worker's outcomes go.
+        limits: The writer's limits.
+    """
+
+    def __init__(self, arena: Arena, ledger: Ledger, limits: WriterLimits) -> None:
+        self._arena = arena
+        self._ledger = ledger
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._words = os.memfd_create("fd-routing-worker-stderr", os.MFD_CLOEXEC)
+        fcntl.fcntl(self._words, fcntl.F_SETFL, os.O_APPEND)
+        self._read = 0
+        self._last_words: list[str] = []
+        self._ready = threading.Event()
+        self._refusal: RoutingError | None = None
+        self._settled = False
+        self._failures_in_a_row = 0
+        self._stopping = threading.Event()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._watch, name="fd-routing-supervisor", daemon=True)
+        self.restarts = 0
+        self.transport = ""
+        self.adopted = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker; 0 while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else 0
+
+    def start(self) -> None:
+        """Starts the worker and waits until its store is open.
+
+        Raises:
+            WorkerError: it cannot be started, or not in time.
+            RoutingError: the store does not open.
+        """
+        self._spawn()
+        self._thread.start()
+        self._ready.wait(self._limits.start_timeout)
+        if self._refusal is None and self.transport:
+            return
+        refusal = self._refusal or WorkerError(
+            f"the store worker did not open the store within {self._limits.start_timeout} s{self._said()}",
+            hint="start_timeout of the writer says how long it may take",
+        )
+        self.stop(0.0)
+        raise refusal
+
+    def _spawn(self) -> None:
+        below = self._arena.restart_ring()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MAX_PACKET)
+        fds = self._arena.file.fd, theirs.fileno()
+        command = [sys.executable, "-m", "fastdeploy_routing_plugins.writer.worker", *map(str, fds)]
+        command += [self._arena.file.path, str(below), "1" if self._settled else "0"]
+        # What the engine can import, the worker can; nothing is imported from the current folder because of -m.
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
+                command,
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                env=environ,
+                start_new_session=True,  # signals for the engine's group are not for who must finish after it
+            )
+        except OSError as err:
+            ours.close()
+            raise WorkerError(f"the store worker cannot be started: {err}") from err
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        beats, beat_at = -1, began
+        while True:
+            channel, process = self._channel, self._process
+            if channel is None or process is None:
+                return
+            self._listen(channel)
+            self._read_words()
+            now = time.monotonic()
+            if (count := self._arena.beats()) != beats:
+                beats, beat_at = count, now
+            still = now - beat_at > self._limits.call_timeout + _STILL and self._ready.is_set()
+            if still:
+                _log.error("the store worker (pid %d) stands still; it is replaced", process.pid)
+                process.kill()
+            if process.poll() is not None:
+                self._listen(channel)  # its last words
+                self._read_words()
+                channel.close()
+                if self._stopping.is_set() or not self._replace(process, now - began):
+                    return
+                began = beat_at = time.monotonic()
+
+    def _listen(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed by ``leave``
+            if channel.open:
+                select.select([channel.socket.fileno(), self._wake], [], [], _LOOK)
+            else:
+                time.sleep(_LOOK / 10)
+        channel.send()
+        try:
+            for message in channel.receive():
+                self._hear(message)
+        except WorkerError as err:
+            _log.error("%s", err)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Done):
+            self._failures_in_a_row = 0
+            self._ledger.settle(message.outcomes)
+        elif isinstance(message, Released):
+            self._ledger.give_back(message.sequences)
+        elif isinstance(message, Ready):
+            self.transport = message.transport
+            self._ready.set()
+        elif isinstance(message, Unable):
+            self._refusal = rebuilt(message.code, message.message, message.hint)
+            if not self._ready.is_set():
+                self._stopping.set()
+                self._ready.set()
+        elif isinstance(message, Settled):
+            self._settled = True
+        elif isinstance(message, Note):
+            _log.log(message.level, "%s", message.text)
+        elif isinstance(message, Adopted):
+            self.adopted += message.stored
+            _log.warning("stored %d operations that a dead run had left in its arena", message.stored)
+            for what, why in message.failed:
+                _log.error("left by a dead run and lost: %s: %s", what, why)
+
+    def _replace(self, process: subprocess.Popen[bytes], lived: float) -> bool:
+        """Starts another worker in the place of a dead one; False if the writer is closing."""
+        if lived > _STEADY:
+            self._failures_in_a_row = 0
+        pause = _PAUSES[min(self._failures_in_a_row, len(_PAUSES) - 1)]
+        self._failures_in_a_row += 1
+        why = self._refusal or f"{_ended(process.returncode)}{self._said()}"
+        if not self._ready.is_set():
+            self._refusal = WorkerError(f"the store worker did not start: {why}")
+            self._ready.set()
+            return False
+        _log.error("the store worker (pid %d) ended: %s; it is replaced", process.pid, why)
+        while True:
+            # Nobody works on the blocks now, so what is too old can be given up.
+            error = self._refusal or WorkerError(f"there is no store worker: {why}")
+            self._ledger.fail_older(self._limits.retry_for + self._limits.call_timeout, error)
+            if self._stopping.wait(pause):
+                return False
+            self._last_words = []
+            try:
+                self._spawn()
+            except WorkerError as err:
+                _log.error("%s", err)
+                pause = _PAUSES[-1]
+                continue
+            self.restarts += 1
+            self._refusal = None
+            return True
+
+    def _read_words(self) -> None:
+        """Passes on what the worker, or a library in it, printed."""
+        size = os.fstat(self._words).st_size
+        if size > self._read:
+            text = os.pread(self._words, size - self._read, self._read).decode(errors="backslashreplace")
+            self._read = size
+            for line in text.splitlines():
+                _log.warning("store worker: %s", line)
+                self._last_words = [*self._last_words[-19:], line]
+            if size > _MAX_WORDS:
+                os.ftruncate(self._words, 0)
+                self._read = 0
+
+    def _said(self) -> str:
+        return f"; its last words: {' | '.join(self._last_words[-3:])}" if self._last_words else ""
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def stop(self, timeout: float) -> None:
+        """Ends the worker: politely for ``timeout`` seconds, then not. Returns when it is gone."""
+        self._stopping.set()
+        process, channel = self._process, self._channel
+        if process is not None and channel is not None:
+            channel.send(Finish())
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._close()
+
+    def leave(self) -> None:
+        """Lets the worker go on alone; it ends when everything is done."""
+        self._stopping.set()
+        process, channel = self._process, self._channel
+        self._process = self._channel = None
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.socket.shutdown(socket.SHUT_RDWR)
+        if process is not None:
+            # Somebody has to take note of its end, or it stays in the process table.
+            threading.Thread(target=process.wait, name="fd-routing-farewell", daemon=True).start()
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._woken, b"x")
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(2.0)
+        if self._channel is not None:
+            self._channel.close()
+
+    def forget(self) -> None:
+        """Closes the descriptors in a forked child: the worker must notice when the engine itself is gone."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def check(self) -> None:
+        """Raises StoreClosedError once the worker is stopped."""
+        if self._stopping.is_set():
+            raise StoreClosedError("the writer is closed")
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"

@@ -1,0 +1,284 @@
+"""The store worker: a process of its own that takes blocks from the arena and stores them.
+
+Started by the supervisor as ``python -m fastdeploy_routing_plugins.writer.worker`` with descriptors of the arena and
+of its control socket, the arena's path, and the two numbers of ``Worker``. It imports neither the engine nor its main
+module. When the engine is gone it finishes what was published, removes the arena and ends; what it could not store
+stays in the arena for the next start or ``fd-routing clean``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ..arena.file import ArenaFile, start_time
+from ..arena.layout import State
+from ..arena.view import ArenaView
+from ..errors import ArenaError, RoutingError, StoreUnavailableError, WorkerError
+from ..resolver import ResolvedStore
+from ..spec import Capability
+from ..store.sync import SyncStore
+from . import operations
+from .adoption import adopt_others
+from .dispatch import Dispatcher
+from .executing import Executor, Retry, Task
+from .messages import Channel, Done, Finish, Message, Note, Outcome, Ready, Released, Settled, Unable, failed, short
+from .operations import Setup
+
+if TYPE_CHECKING:
+    from ..arena.layout import BlockHead
+
+HUNG = 75  # exit status after a call that did not return
+_POLL_FIRST, _POLL_LIMIT = 0.0002, 0.002  # s between looks at the ring: busy, and after a quiet second
+_QUIET = 0.05  # s without work before the pauses grow
+_BATCH = 32  # outcomes in one packet
+_LEFT_ALONE = 600.0  # s that a worker without an engine goes on at most
+
+
+class Worker:
+    """Everything between the arena and the store.
+
+    Args:
+        file: The arena, its lock shared with the engine.
+        channel: To the engine.
+        below: Blocks below this sequence are found by a scan, later ones in the ring.
+        settled: Whether an earlier worker of this engine looked after dead runs already.
+    """
+
+    def __init__(self, file: ArenaFile, channel: Channel, below: int, settled: bool) -> None:
+        self._view = ArenaView(file)
+        self._channel = channel
+        self._below = below
+        self._settled = settled
+        self._setup = Setup.decode(file.text)
+        self._outbox: list[Outcome] = []
+        self._released: list[int] = []
+        self._over: set[int] = set()
+        self._lock = threading.Lock()
+        self._finish = False
+        self._orphan_since: float | None = None
+        self._view.sign(os.getpid(), start_time(os.getpid()))
+
+    def run(self) -> int:
+        """Works until the engine says so or is gone and everything is done; returns the exit status."""
+        try:
+            resolved = ResolvedStore.from_json(self._setup.store)
+            store = SyncStore(resolved, self._setup.schema())
+        except RoutingError as err:
+            self._say(Unable(err.code, short(err.message), short(err.hint)))
+            self._say_the_rest(2.0)
+            return 1
+        executor = Executor(store, self._view, self._setup, resolved.producer, self._give_back)
+        self._dispatcher = Dispatcher(self._setup.lanes, executor.run, self._ended)
+        self._say(Ready(resolved.name))
+        if not self._settled:
+            self._look_around(store)
+            self._say(Settled())
+        left = self._view.scan(self._below, retained=True)
+        self._do_suspects([block for block in left if self._view.starts(block)], executor)
+        for block in left:
+            if self._view.state(block) != State.DONE and block.sequence not in self._over:
+                self._add(block)
+        code = self._loop()
+        if code == 0:
+            with contextlib.suppress(RoutingError):
+                store.close(5.0)
+            self._dispatcher.stop()
+            self._leave()
+        self._say_the_rest(1.0)
+        return code
+
+    # --- beginning ----------------------------------------------------------------------------------------------
+
+    def _look_around(self, store: SyncStore) -> None:
+        """What happens once, before the first operation: a warning about a used namespace, and dead runs' arenas."""
+        if Capability.LIST in store.resolved.spec.capabilities:
+            try:
+                count = len(store.list())
+            except RoutingError as err:
+                self._say(Note(logging.WARNING, short(f"namespace {store.namespace!r} cannot be listed: {err}")))
+            else:
+                if count:
+                    text = (
+                        f"namespace {store.namespace!r} of store {store.resolved.name!r} already holds {count} "
+                        "rollouts; set FD_ROUTING_NAMESPACE to a name of its own for each run"
+                    )
+                    self._say(Note(logging.WARNING, text))
+        for message in adopt_others(self._setup, self._view.file.path, store, self._watched):
+            self._say(message)
+
+    def _do_suspects(self, blocks: list[BlockHead], executor: Executor) -> None:
+        """Does the blocks over which a worker died, one at a time, so that it is known which one is to blame."""
+        # Only blocks that were being done have starts, so none of them waits for another one of its line.
+        for block in blocks:
+            task = self._task(block)
+            if task is not None:
+                while isinstance(answer := self._watched(executor, task), Retry):
+                    self._view.beat()
+                    time.sleep(answer.pause)
+                self._end(answer)
+            self._over.add(block.sequence)
+            self._view.beat()
+            self._tell()
+
+    def _watched(self, executor: Executor, task: Task) -> Outcome | Retry:
+        """Does a task in this thread, while another one looks at the clock."""
+        over = threading.Event()
+
+        def watch() -> None:
+            if not over.wait(self._setup.call_timeout):
+                self._give_up([task])
+
+        threading.Thread(target=watch, daemon=True).start()
+        self._view.beat()
+        try:
+            return executor.run(task)
+        finally:
+            over.set()
+
+    def _task(self, block: BlockHead) -> Task | None:
+        try:
+            return Task(block, operations.decode(block.meta))
+        except ArenaError as err:
+            self._end(failed(block.sequence, err))
+            return None
+
+    def _add(self, block: BlockHead) -> None:
+        task = self._task(block)
+        if task is not None:
+            self._dispatcher.add(task)
+
+    # --- working ------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> int:
+        last = time.monotonic()
+        pause = _POLL_FIRST
+        while True:
+            blocks = self._view.published()
+            for block in blocks:
+                self._add(block)
+            self._view.beat()
+            told = self._tell()
+            for message in self._channel.receive():
+                self._finish = self._finish or isinstance(message, Finish)
+            now = time.monotonic()
+            if not self._channel.open and self._orphan_since is None:
+                self._orphan_since = now
+                _silence()
+            if self._is_over(now, bool(blocks)):
+                return 0
+            if hung := [task for task, since in self._dispatcher.running() if now - since > self._setup.call_timeout]:
+                self._give_up(hung)
+            if blocks or told:
+                last, pause = now, _POLL_FIRST
+            elif now - last > _QUIET:
+                pause = min(pause * 1.02, _POLL_LIMIT)
+            time.sleep(pause)
+
+    def _is_over(self, now: float, busy: bool) -> bool:
+        if busy or self._dispatcher.pending:
+            return self._orphan_since is not None and now - self._orphan_since > _LEFT_ALONE
+        return self._orphan_since is not None or (self._finish and self._channel.idle and not self._outbox)
+
+    def _ended(self, task: Task, outcome: Outcome) -> None:
+        self._end(outcome)
+
+    def _end(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._outbox.append(outcome)
+
+    def _give_back(self, sequence: int) -> None:
+        with self._lock:
+            self._released.append(sequence)
+
+    def _tell(self) -> bool:
+        """Sends the engine what has ended since the last time."""
+        with self._lock:
+            outcomes, self._outbox = self._outbox, []
+            released, self._released = self._released, []
+        if not self._channel.open:
+            return False
+        messages: list[Message] = [Done(outcomes[at : at + _BATCH]) for at in range(0, len(outcomes), _BATCH)]
+        if released:
+            messages.append(Released(released))
+        self._channel.send(*messages)
+        return bool(messages)
+
+    def _give_up(self, hung: list[Task]) -> None:
+        """Reports calls that do not return, and ends the process: nothing else ends such a call for certain."""
+        for task in hung:
+            err = StoreUnavailableError(
+                f"the store did not return within {self._setup.call_timeout} s; its worker is replaced",
+                hint="call_timeout of the writer says how long a call may take",
+            )
+            self._end(failed(task.block.sequence, err, self._setup.call_timeout))
+        self._tell()
+        self._say_the_rest(1.0)
+        os._exit(HUNG)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Without an engine the arena is this process's to remove, unless something in it is still to be stored."""
+        if self._orphan_since is not None and not self._view.scan():
+            self._view.file.remove()
+
+    def _say(self, message: Message) -> None:
+        self._channel.send(message)
+
+    def _say_the_rest(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._channel.idle and time.monotonic() < end:
+            self._channel.send()
+            time.sleep(0.001)
+
+
+def _silence() -> None:
+    """Sends what libraries print nowhere: the engine's log is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+
+
+class _NoteHandler(logging.Handler):
+    """Sends warnings and errors of the worker's loggers to the engine's log."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one record."""
+        try:
+            self._channel.send(Note(record.levelno, short(f"{record.name}: {self.format(record)}")))
+        except Exception:  # noqa: BLE001 - logging must not hurt what is logged
+            self.handleError(record)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; what it handed over is still stored
+    arena_fd, control_fd, path = int(arguments[0]), int(arguments[1]), arguments[2]
+    below, settled = int(arguments[3]), arguments[4] == "1"
+    channel = Channel(socket.socket(fileno=control_fd))
+    logging.getLogger().addHandler(_NoteHandler(channel))
+    try:
+        worker = Worker(ArenaFile(path, arena_fd), channel, below, settled)
+    except RoutingError as err:
+        channel.send(Unable(WorkerError.code, short(str(err)), ""))
+        return 1
+    return worker.run()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(status)  # threads that a store left behind must not keep the process
