@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import os
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
 from ..errors import ArenaError
 from ..keys import DEFAULT_KIND, MAX_ATTEMPT, RolloutId, RoutingKey
 from ..schema import RoutingSchema
+
+if TYPE_CHECKING:
+    from ..resolver import ResolvedStore
+    from .limits import WriterLimits
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 Pair = tuple[Count, Count]
@@ -150,6 +155,24 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int
     arena_dir: str
     spill_dir: str | None
+
+    @classmethod
+    def of(cls, resolved: ResolvedStore, schema: RoutingSchema, limits: WriterLimits) -> Setup:
+        """Returns the setup of a writer."""
+        spill_dir = limits.spill_dir
+        return cls(
+            store=resolved.to_json(),
+            num_experts=schema.num_experts,
+            top_k=schema.top_k,
+            layer_ids=schema.layer_ids,
+            validate=limits.validate,
+            read_back=limits.read_back,
+            retry_for=limits.retry_for,
+            call_timeout=limits.call_timeout,
+            lanes=limits.lanes,
+            arena_dir=os.path.abspath(limits.arena_dir),
+            spill_dir=None if spill_dir is None else os.path.abspath(os.path.expanduser(spill_dir)),
+        )
 
     def schema(self) -> RoutingSchema:
         """The model's schema."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,17 +13,15 @@ from ..arena.arena import Arena, Block
 from ..arena.copying import copy_into
 from ..arrays import as_numpy, layer_first
 from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
-from ..keys import MAX_ATTEMPT, as_key, check_int, encode_prefix, shown
+from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, shown
 from ..names import MAX_TOKENS
-from ..record import as_spans
 from ..schema import RoutingSchema
-from ..store.placing import place
-from ..store.selection import bounds
 from . import lifetime
 from .gate import Gate
 from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
 from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
+from .parts import named, put_operation, reserved_shape
 from .reservation import Reservation
 from .stats import Window, WriterStats
 from .supervisor import Supervisor
@@ -34,13 +31,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from ..keys import RoutingKey
-    from ..names import PartName
     from ..record import WeightSpan
     from ..resolver import ResolvedStore
     from ..store.selection import Selection
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
+_FULL_PAUSE = 0.01  # s between tries to get even a flush into a full arena
 MAX_REASON = 4096  # characters of an abort's reason that are kept
 
 
@@ -80,23 +76,10 @@ class RoutingWriter:
         self._closed = False
         self._closing = threading.Lock()
         self._hand_over = Window()
-        spill_dir = None if limits.spill_dir is None else os.path.abspath(os.path.expanduser(limits.spill_dir))
-        setup = Setup(
-            store=resolved.to_json(),
-            num_experts=schema.num_experts,
-            top_k=schema.top_k,
-            layer_ids=schema.layer_ids,
-            validate=limits.validate,
-            read_back=limits.read_back,
-            retry_for=limits.retry_for,
-            call_timeout=limits.call_timeout,
-            lanes=limits.lanes,
-            arena_dir=os.path.abspath(limits.arena_dir),
-            spill_dir=spill_dir,
-        )
+        setup = Setup.of(resolved, schema, limits)
         self._arena = Arena.create(limits.arena_dir, limits.arena_bytes, setup.encode())
         try:
-            self._gate = Gate(self._arena, limits, spill_dir, on_failure)
+            self._gate = Gate(self._arena, limits, setup.spill_dir, on_failure)
             self._supervisor = Supervisor(self._arena, self._gate.ledger, limits)
             self._supervisor.start()
         except BaseException:
@@ -168,8 +151,8 @@ class RoutingWriter:
         self._gate.check()
         array = layer_first(as_numpy(routing), layout)
         dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
-        operation = self._put_operation(
-            key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
+        operation = put_operation(
+            self.schema, key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
         )
         block = self._gate.room(operation)
         if block is None:
@@ -221,11 +204,9 @@ class RoutingWriter:
         wanted = self._dtype if dtype is None else np.dtype(dtype)
         if wanted.kind not in "iu" or not wanted.isnative:
             raise InvalidRecordError(f"dtype must be a native integer type, got {wanted}")
-        rows = check_int("num_tokens", num_tokens, MAX_TOKENS)
-        number = self.schema.num_layers if layers is None else _length(layers)
-        shape = number, rows, self.schema.top_k
-        operation = self._put_operation(
-            key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
+        shape = reserved_shape(self.schema, num_tokens, layers)
+        operation = put_operation(
+            self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
         )
         block = self._gate.room(operation)
         if block is None:
@@ -242,65 +223,27 @@ class RoutingWriter:
         whole = as_key(key, choice)
         total = check_int("total_tokens", total_tokens, MAX_TOKENS)
         number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(SealOp(**_named(whole), attempt=number, total_tokens=total))
+        return self._order(SealOp(**named(whole), attempt=number, total_tokens=total))
 
     def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> Ticket:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once."""
         text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
         number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(AbortOp(**_named(as_key(key, choice)), attempt=number, reason=text))
+        return self._order(AbortOp(**named(as_key(key, choice)), attempt=number, reason=text))
 
     def delete(self, key: str | RoutingKey, *, choice: int = 0) -> Ticket:
         """Deletes a rollout, all attempts, after what was handed over for its trajectory before."""
-        return self._order(DeleteOp(**_named(as_key(key, choice))))
+        return self._order(DeleteOp(**named(as_key(key, choice))))
 
     def delete_prefix(self, prefix: str) -> Ticket:
         """Deletes the rollouts whose id is ``prefix`` or continues after a colon: ``x:1`` never means ``x:10``."""
-        given: object = prefix
-        if not isinstance(given, str) or not given:
-            raise InvalidRecordError(
-                "delete_prefix needs a prefix", hint="clear(everything=True) deletes all rollouts"
-            )
-        encode_prefix(prefix)
-        return self._order(DeletePrefixOp(prefix=prefix))
+        return self._order(DeletePrefixOp(prefix=RoutingKey(prefix).rollout_id))  # what is no id begins no id
 
     def clear(self, *, everything: bool = False) -> Ticket:
         """Deletes the namespace's rollouts of this producer, or of all producers."""
         return self._order(ClearOp(everything=bool(everything)))
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _put_operation(
-        self,
-        key: str | RoutingKey,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        layers: Selection,
-        tokens: Selection,
-        total_tokens: int | None,
-        choice: int,
-        attempt: int,
-        weight_versions: Sequence[WeightSpan],
-    ) -> PutOp:
-        whole = as_key(key, choice)
-        number = check_int("attempt", attempt, MAX_ATTEMPT)
-        if shape[2] != self.schema.top_k:
-            raise InvalidRecordError(f"routing has {shape[2]} ids a row, the schema has top_k={self.schema.top_k}")
-        what: PartName = place(shape, self.schema, layers, tokens, total_tokens)
-        spans = as_spans(weight_versions, what.part.tokens) if weight_versions else ()
-        return PutOp(
-            rollout_id=whole.rollout_id,
-            choice=whole.choice,
-            kind=whole.kind,
-            attempt=number,
-            layers=what.part.layers,
-            tokens=what.part.tokens,
-            total_tokens=what.total_tokens,
-            dtype=dtype.str,
-            time_ns=time.time_ns(),
-            nbytes=shape[0] * shape[1] * shape[2] * dtype.itemsize,
-            weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
-        )
 
     def _order(self, operation: Operation) -> Ticket:
         self._gate.check()
@@ -329,6 +272,7 @@ class RoutingWriter:
             except ArenaFullError:
                 if time.monotonic() >= deadline:
                     return self._gate.ledger.report()
+                time.sleep(_FULL_PAUSE)
         self._gate.ledger.wait(ticket.sequence + 1, deadline)
         return self._gate.ledger.report()
 
@@ -407,14 +351,3 @@ class RoutingWriter:
         self._closing = threading.Lock()
         self._supervisor.forget()
         self._arena.forget()
-
-
-def _length(selection: Selection) -> int:
-    start, stop = bounds("layers", selection)
-    if stop is None:
-        raise InvalidRecordError("layers must say where they end", hint="layers=(start, stop)")
-    return stop - start
-
-
-def _named(key: RoutingKey) -> dict[str, Any]:
-    return {"rollout_id": key.rollout_id, "choice": key.choice, "kind": key.kind}
