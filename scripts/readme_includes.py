@@ -6,7 +6,7 @@
 A block stands between two comments::
 
     <!-- file: examples/x.py -->    the file, as a fenced block
-    <!-- options: local -->         the options of a store, as ``describe`` knows them, as a table
+    <!-- options: local -->         the options of a store (or common, or writer), as ``describe`` knows them, as a table
     <!-- run: fd-routing list -->   a command and what it prints
     <!-- rows: fd-routing list -->  the same, where further rows do not matter
     <!-- session: A && B -->        commands and what they print, after the page's runnable Python
@@ -27,12 +27,14 @@ from pathlib import Path
 
 from fastdeploy_routing_plugins.config import CommonOptions, OptionInfo, describe
 from fastdeploy_routing_plugins.spec import ENTRY_POINT_GROUP
+from fastdeploy_routing_plugins.writer.limits import WriterLimits
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- (file|options|run|rows|session): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RUNNABLE = re.compile(r"<!-- runnable -->\n```python\n(.*?)```", re.DOTALL)
 SESSION = '{"routing_store_type": "local", "routing_store_config": {"store_dir": "./routing", "namespace": "run-42"}}'
+OTHER_OPTIONS = {"common": CommonOptions, "writer": WriterLimits}
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "sh"}
 
 
@@ -68,9 +70,9 @@ def file_block(path: str) -> str:
 
 
 def options_block(store: str) -> str:
-    """Returns a store's options, or the ``common`` ones of every store, as a table."""
-    if store == "common":
-        infos = describe(CommonOptions)
+    """Returns a store's options, the ``common`` ones of every store, or those of the ``writer``, as a table."""
+    if store in OTHER_OPTIONS:
+        infos = describe(OTHER_OPTIONS[store])
     else:
         (point,) = [entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name == store]
         infos = describe(point.load().fd_routing_store().load_config())

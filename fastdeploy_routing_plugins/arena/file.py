@@ -208,21 +208,27 @@ def find(folder: str) -> Iterator[Found]:
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) != os.geteuid():
             continue
-        path = os.path.join(folder, name)
-        try:
-            fd = _open(path)
-        except OSError:
-            continue
-        try:
-            found = os.fstat(fd)
-            used = not _lock(fd)
-            if not used and os.pread(fd, WORD, 0) == bytes(WORD):
-                _unlink_if_same(path, found)
-                continue
-            yield Found(path, found.st_size, used, max(0.0, time.time() - found.st_mtime))
-        finally:
-            os.close(fd)
+        found = _look_at(os.path.join(folder, name))
+        if found is not None:
+            yield found
     _remove_lonely_pins(folder, names)
+
+
+def _look_at(path: str) -> Found | None:
+    """Returns what an arena file is; removes it, and returns None, if its maker died before it was one."""
+    try:
+        fd = _open(path)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd)
+        used = not _lock(fd)
+        if not used and os.pread(fd, WORD, 0) == bytes(WORD):
+            _unlink_if_same(path, found)
+            return None
+        return Found(path, found.st_size, used, max(0.0, time.time() - found.st_mtime))
+    finally:
+        os.close(fd)
 
 
 def take(path: str) -> ArenaFile | None:

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..arena.layout import State
 from ..errors import RoutingError, StoreUnavailableError
 from .executing import describe
 from .messages import Outcome, rebuilt
@@ -225,6 +226,19 @@ class Ledger:
         self._since_report[1] += 1
         self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1
         return failure
+
+    def reconcile(self, state_of: Callable[[Block], int]) -> None:
+        """Ends what a dead worker had done without being able to say so.
+
+        Args:
+            state_of: Returns a block's state; nobody works on the blocks now.
+        """
+        with self.changed:
+            states = {number: state_of(entry.block) for number, entry in self._open.items()}
+        said: dict[int, bool] = {State.DONE: False, State.RETAINED: True}
+        self.settle(
+            [Outcome(sequence=number, retained=said[state]) for number, state in states.items() if state in said]
+        )
 
     def fail_older(self, age: float, error: RoutingError) -> None:
         """Ends, without success, what has been open for longer than ``age`` seconds."""

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ..arena.arena import Arena, Block
@@ -92,7 +93,7 @@ class RoutingWriter:
             resolved.distribution,
             resolved.version,
             ".".join(map(str, resolved.spec.api_version)),
-            resolved.effective(),
+            msgspec.json.encode(resolved.effective()).decode(),
             self._arena.file.nbytes >> 20,
             limits.arena_dir,
             self._supervisor.pid,

@@ -156,7 +156,10 @@ class Supervisor:
     def _listen(self, channel: Channel) -> None:
         with contextlib.suppress(OSError, ValueError):  # closed by ``leave``
             if channel.open:
-                select.select([channel.socket.fileno(), self._wake], [], [], _LOOK)
+                poller = select.poll()  # not select: an engine may have more than 1,024 descriptors
+                poller.register(channel.socket.fileno(), select.POLLIN)
+                poller.register(self._wake, select.POLLIN)
+                poller.poll(_LOOK * 1000)
             else:
                 time.sleep(_LOOK / 10)
         channel.send()
@@ -202,6 +205,7 @@ class Supervisor:
             self._ready.set()
             return False
         _log.error("the store worker (pid %d) ended: %s; it is replaced", process.pid, why)
+        self._ledger.reconcile(self._arena.state)
         while True:
             # Nobody works on the blocks now, so what is too old can be given up.
             error = self._refusal or WorkerError(f"there is no store worker: {why}")
@@ -270,6 +274,9 @@ class Supervisor:
             self._thread.join(2.0)
         if self._channel is not None:
             self._channel.close()
+        if not self._thread.is_alive():
+            for descriptor in (self._words, self._wake, self._woken):
+                os.close(descriptor)
 
     def forget(self) -> None:
         """Closes the descriptors in a forked child: the worker must notice when the engine itself is gone."""

@@ -77,7 +77,7 @@ class Worker:
             return 1
         executor = Executor(store, self._view, self._setup, resolved.producer, self._give_back)
         self._dispatcher = Dispatcher(self._setup.lanes, executor.run, self._ended)
-        self._say(Ready(resolved.name))
+        self._say(Ready(f"shm -> {resolved.name}"))
         if not self._settled:
             self._look_around(store)
             self._say(Settled())
