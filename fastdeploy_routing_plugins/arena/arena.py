@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import StoreClosedError
 from . import file as files
 from .allocator import Extents
 from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, write_block
@@ -76,6 +77,7 @@ class Arena:
         self._generation = 0
         self._waiting: list[Block] = []  # done with, but pinned by readers
         self._pins = PinBook(file.path)
+        self._closed = False
 
     @classmethod
     def create(cls, folder: str, nbytes: int | None, text: bytes) -> Arena:
@@ -114,6 +116,7 @@ class Arena:
         """
         pages, offset = block_size(len(meta), payload_bytes)
         with self._lock:
+            self._check_open()
             page = self._data.take(pages)
             if page is None and self._waiting:
                 self._reclaim()
@@ -140,6 +143,7 @@ class Arena:
     def publish(self, block: Block) -> int | None:
         """Hands a filled block to the worker; returns its sequence, or None while the ring has no slot."""
         with self._lock:
+            self._check_open()
             if self._published - self._words[Live.RING_TAIL] >= self._slots:
                 return None
             sequence = self._published + 1
@@ -163,11 +167,15 @@ class Arena:
 
     def state(self, block: Block) -> int:
         """Returns the state of a published block."""
-        return int(self._words[block.page * PAGE // WORD + Word.STATE])
+        with self._lock:
+            self._check_open()
+            return int(self._words[block.page * PAGE // WORD + Word.STATE])
 
     def release(self, block: Block) -> None:
         """Takes a block back; its pages are used again once no reader has a pin on them."""
         with self._lock:
+            if self._closed:
+                return
             if block.sequence:
                 self._words[block.page * PAGE // WORD + Word.STATE] = State.FREE
             self._waiting.append(block)
@@ -187,19 +195,29 @@ class Arena:
     def restart_ring(self) -> int:
         """Drops what a dead worker did not take; returns the sequence from which the next one reads the ring."""
         with self._lock:
+            self._check_open()
             self._words[Live.RING_TAIL] = self._published
             return self._published + 1
 
     def beats(self) -> int:
         """Returns a number that grows while the worker's main loop turns."""
-        return int(self._words[Live.HEARTBEAT])
+        with self._lock:
+            return 0 if self._closed else int(self._words[Live.HEARTBEAT])
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the writer is closed")
 
     def close(self, *, remove: bool) -> None:
         """Lets go of the arena; ``remove`` also takes it from the file system."""
-        if remove:
-            self.file.remove()
-        self._pins.close()
-        self.file.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if remove:
+                self.file.remove()
+            self._pins.close()
+            self.file.close()
 
     def forget(self) -> None:
         """Closes the descriptors in a forked child, which is no owner."""

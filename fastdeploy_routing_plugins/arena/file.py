@@ -56,7 +56,12 @@ class ArenaFile:
         size = os.fstat(fd).st_size
         self.head = _read_head(path, fd, size)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
-        self.map = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        # A mapping keeps a descriptor of its own, which forked children inherit: it must not carry the lock.
+        unlocked = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.map = mmap.mmap(unlocked, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(unlocked)
         self.data = memoryview(self.map)
         self.words = self.data.cast("Q")
 
@@ -71,10 +76,14 @@ class ArenaFile:
         return bytes(self.data[2 * PAGE : 2 * PAGE + self.head.text_bytes])
 
     def close(self) -> None:
-        """Closes the descriptor, and with it the lock; the mapping goes when nobody looks at it any more."""
+        """Gives the lock back and unmaps the arena, or leaves the mapping to whoever still looks at it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        with contextlib.suppress(BufferError):
+            self.words.release()
+            self.data.release()
+            self.map.close()
 
     def remove(self) -> None:
         """Removes the arena and its pins from the file system. Only for its owner, or for who holds its lock."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import struct
 import threading
@@ -16,9 +17,12 @@ from typing import Final
 
 from ..errors import ArenaError
 from .file import pins_path, start_time
+from .layout import PAGE
 
 SLOTS: Final = 4096
 _SLOT = struct.Struct("<4Q")
+_ZEROS = bytes(SLOTS * _SLOT.size)
+_EVER = len(_ZEROS)  # where the byte is that tells whether anybody ever pinned; an owner without readers pays nothing
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
@@ -62,6 +66,7 @@ class Pins:
         Raises:
             ArenaError: all slots are taken.
         """
+        os.pwrite(self._fd, b"\1", _EVER)
         with self._lock:
             first = (page * 0x9E3779B1) % SLOTS
             for probe in range(SLOTS):
@@ -96,12 +101,17 @@ class PinBook:
 
     def __init__(self, arena: str) -> None:
         self._fd = os.open(pins_path(arena), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(self._fd, 0, SLOTS * _SLOT.size)
+        os.posix_fallocate(self._fd, 0, _EVER + PAGE)
+        unlocked = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._ever = mmap.mmap(unlocked, PAGE, prot=mmap.PROT_READ, offset=_EVER)
+        os.close(unlocked)
 
     def pinned(self) -> set[tuple[int, int]]:
         """Returns ``(page, generation)`` of every block that a living reader looks at; drops pins of dead ones."""
-        raw = os.pread(self._fd, SLOTS * _SLOT.size, 0)
-        if not any(raw):
+        if not self._ever[0]:
+            return set()
+        raw = os.pread(self._fd, len(_ZEROS), 0)
+        if raw == _ZEROS:
             return set()
         found = set()
         for slot, (pid, _, page, generation) in enumerate(_SLOT.iter_unpack(raw)):
@@ -116,4 +126,5 @@ class PinBook:
 
     def close(self) -> None:
         """Closes the file."""
+        self._ever.close()
         os.close(self._fd)

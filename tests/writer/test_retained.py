@@ -93,7 +93,7 @@ def test_part_that_is_not_kept_gives_its_room_back(writer: RoutingWriter) -> Non
 
 def test_released_part_gives_its_room_back(writer: RoutingWriter) -> None:
     before = writer.stats().arena_free_bytes
-    writer.submit("kept", PART)
+    writer.submit("kept", PART).result(30)
     writer.submit("letgo", PART).result(30)
     assert eventually(lambda: writer.stats().arena_free_bytes == before)
 
