@@ -27,13 +27,24 @@ if TYPE_CHECKING:
 @click.command("check")
 @click.argument("name", required=False)
 @click.option("--config", metavar="JSON|@FILE", help="Options to check: the store's own, or a whole configuration.")
+@click.option(
+    "--fastdeploy", metavar="JSON|@FILE", help="What an engine would do with this --routing-replay-config, here."
+)
 @common_options
 @click.pass_obj
-def command(out: Output, name: str | None, config: str | None) -> int:
+def command(out: Output, name: str | None, config: str | None, fastdeploy: str | None) -> int:
     """Find out, step by step, why store NAME does not work; without NAME, look at every store that is installed.
 
     Nothing is opened: `fd-routing try` does that. Exits with 1 if a step failed.
     """
+    if fastdeploy is not None:
+        if name is not None or config is not None:
+            raise UsageProblem("--fastdeploy is checked alone", "leave NAME and --config out")
+        from fastdeploy_routing_plugins.cli.fastdeploy import (  # noqa: PLC0415 - another command by nature
+            command as check_fastdeploy,
+        )
+
+        return check_fastdeploy(out, fastdeploy)
     problems: tuple[str, ...] = ()
     if name is not None:
         stated, environ = StoreChoice(store=name, config=config).sources()

@@ -34,6 +34,9 @@ class LocalBackend(BlockingBackend):
     the process that looks at it.
     """
 
+    suffix = layout.SUFFIX
+    """What the files' names end with."""
+
     def __init__(self, config: LocalConfig) -> None:
         self._path = config.path()
         self._fsync = config.fsync
@@ -69,8 +72,8 @@ class LocalBackend(BlockingBackend):
 
     def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         root = self._opened()
-        path = layout.place(name)
-        pieces = (safefile.compose_head(header, payload), payload.data)
+        path = layout.place(name, self.suffix)
+        pieces = self._pieces(name, header, payload)
         for _ in range(_TRIES):
             try:
                 publish(root, path, pieces, fsync=self._fsync)
@@ -84,11 +87,15 @@ class LocalBackend(BlockingBackend):
                 return
         raise StoreUnavailableError(f"{name} is deleted and created again all the time", hint="who else writes it?")
 
+    def _pieces(self, name: str, header: bytes, payload: Buffer) -> Sequence[bytes | memoryview]:
+        """Returns an object's file."""
+        return safefile.compose_head(header, payload), payload.data
+
     def _delete(self, names: Sequence[str]) -> int:
         root = self._opened()
         folders: dict[str, dict[str, list[str]]] = {}
         for name in names:
-            namespace, rollout, file = layout.place(name).split("/")
+            namespace, rollout, file = layout.place(name, self.suffix).split("/")
             folders.setdefault(namespace, {}).setdefault(rollout, []).append(file)
         try:
             return sum(_delete_in(root, namespace, rollouts) for namespace, rollouts in folders.items())
@@ -112,7 +119,7 @@ class LocalBackend(BlockingBackend):
 
     def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
         root = self._opened()
-        path = layout.place(name)
+        path = layout.place(name, self.suffix)
         try:
             file = root.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -133,15 +140,20 @@ class LocalBackend(BlockingBackend):
         except OSError as err:
             raise self._failed(err, root, "reading") from err
 
-    def _read(self, fd: int, size: int, ranges: Ranges | None) -> Blob:
+    def _head(self, fd: int, size: int) -> safefile.Head:
+        """Finds an object in its file."""
         # The head is copied even if the payload is mapped: looking at a fresh mapping costs more.
         first: bytes | bytearray = os.pread(fd, _FIRST_READ, 0)
         length = safefile.head_size(first, size)
         if length > len(first):
             first = read_range(fd, 0, length)
-        head = safefile.parse_head(memoryview(first)[:length], size)
+        return safefile.parse_head(memoryview(first)[:length], size)
+
+    def _read(self, fd: int, size: int, ranges: Ranges | None) -> Blob:
+        head = self._head(fd, size)
         if ranges is None:
-            return Blob(head.header, (file_memory(fd, size, mapped=self._mapped)[head.start :],))
+            memory = file_memory(fd, size, mapped=self._mapped)
+            return Blob(head.header, (memory[head.start : head.start + head.nbytes],))
         if any(not 0 <= start <= stop <= head.nbytes for start, stop in ranges):
             raise CorruptDataError(f"the file holds {head.nbytes} bytes of payload, fewer than its name says")
         places = [(head.start + start, head.start + stop) for start, stop in ranges]
@@ -157,7 +169,7 @@ class LocalBackend(BlockingBackend):
         root = self._opened()
         rollout = layout.within_rollout(prefix)
         try:
-            names = _objects(root, *rollout) if rollout else _all_objects(root, prefix)
+            names = _objects(root, *rollout, self.suffix) if rollout else _all_objects(root, prefix, self.suffix)
         except OSError as err:
             raise self._failed(err, root, "listing") from err
         if not names:
@@ -192,19 +204,19 @@ class LocalBackend(BlockingBackend):
         )
 
 
-def _objects(root: Folder, path: str, begin: str = "") -> list[str]:
+def _objects(root: Folder, path: str, begin: str, suffix: str) -> list[str]:
     """Names of the objects in a rollout's folder whose part below that folder begins so, sorted."""
-    found = [layout.object_of(file) for file in root.names(path)]
+    found = [layout.object_of(file, suffix) for file in root.names(path)]
     return sorted([f"{path}/{name}" for name in found if name is not None and name.startswith(begin)])
 
 
-def _all_objects(root: Folder, prefix: str) -> list[str]:
+def _all_objects(root: Folder, prefix: str, suffix: str) -> list[str]:
     """Names of the objects of all rollouts that match a prefix which ends before a rollout's own part."""
     namespace, slash, rollout = prefix.partition("/")
     names = []
     for outer in [namespace] if slash else _folders(root, ".", namespace):
         for inner in _folders(root, outer, rollout) if layout.is_folder(outer) else ():
-            names += _objects(root, f"{outer}/{inner}")
+            names += _objects(root, f"{outer}/{inner}", "", suffix)
     return names
 
 

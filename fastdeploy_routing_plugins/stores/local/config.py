@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ...errors import ConfigError
 
@@ -22,6 +23,8 @@ class LocalConfig:
             process that opens the store, so engine and trainer had better state an absolute one.
         fsync: Whether ``put`` returns only when the routing would survive a power failure. Without it, routing
             survives the death of any process, but not of the machine.
+        layout: What the folder looks like. ``"pdtensor"`` is FastDeploy's own file tree, for trainers that read it;
+            see ``PdtensorBackend``.
     """
 
     store_dir: str = field(
@@ -30,6 +33,10 @@ class LocalConfig:
     )
     fsync: bool = field(
         default=False, metadata={"doc": "whether a put waits for the disk, so that routing survives a power failure"}
+    )
+    layout: Literal["safetensors", "pdtensor"] = field(
+        default="safetensors",
+        metadata={"doc": "`pdtensor`: FastDeploy's own file tree, `ID/ID.pdtensor`, for trainers that read it"},
     )
 
     def __post_init__(self) -> None:

@@ -19,9 +19,21 @@ def _config() -> type[LocalConfig]:
 
 
 def _create(context: StoreContext) -> LocalBackend:
+    if context.config.layout == "pdtensor":
+        from .pdtensor import PdtensorBackend
+
+        return PdtensorBackend(context.config)
     from .backend import LocalBackend
 
     return LocalBackend(context.config)
+
+
+def _preflight(config: LocalConfig) -> None:
+    if config.layout == "pdtensor":
+        from importlib.util import find_spec
+
+        if find_spec("paddle") is None:
+            raise ModuleNotFoundError("layout 'pdtensor' is written with Paddle", name="paddle")
 
 
 @hookimpl
@@ -33,6 +45,8 @@ def fd_routing_store() -> StoreSpec:
         summary="safetensors files in a folder, on a local or shared file system",
         load_config=_config,
         create=_create,
+        preflight=_preflight,
+        install_hint="pip install 'fastdeploy-routing-plugins[cpu]'",
         capabilities=Capability.READ | Capability.LIST | Capability.NOTIFY | Capability.RANGE,
         host_keys={"local_store_dir": "store_dir"},
     )

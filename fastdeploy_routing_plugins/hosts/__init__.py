@@ -1,0 +1,1 @@
+"""Engines that this package plugs into."""
