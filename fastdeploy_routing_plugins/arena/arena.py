@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import StoreClosedError
+from ..errors import ArenaRoomError, StoreClosedError
 from . import file as files
 from .allocator import Extents
-from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, write_block
+from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, read_code, write_block
 from .pins import PinBook
 from .room import choose_size
 
@@ -75,6 +75,7 @@ class Arena:
         self._slots = file.head.ring_slots
         self._published = 0
         self._generation = 0
+        self._returned: deque[Block] = deque()  # released, not looked at yet
         self._waiting: list[Block] = []  # done with, but pinned by readers
         self._pins = PinBook(file.path)
         self._closed = False
@@ -92,7 +93,15 @@ class Arena:
             ArenaRoomError: there is not enough room.
             ArenaError: the folder does not allow it.
         """
-        return cls(files.create(folder, choose_size(folder, nbytes), text))
+        file = files.create(folder, choose_size(folder, nbytes), text)
+        try:
+            return cls(file)
+        except BaseException as err:
+            file.remove()
+            file.close()
+            if isinstance(err, OSError):
+                raise ArenaRoomError(f"{folder} has no room for an arena's pins: {err.strerror}") from err
+            raise
 
     @property
     def capacity(self) -> int:
@@ -102,21 +111,28 @@ class Arena:
     @property
     def free(self) -> int:
         """Free bytes of that."""
-        return self._data.free * PAGE
+        with self._lock:
+            self._sweep()
+            return self._data.free * PAGE
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block that fits now."""
-        return self._data.largest * PAGE
+        with self._lock:
+            self._sweep()
+            return self._data.largest * PAGE
 
     def allocate(self, meta: bytes, payload_bytes: int) -> Block | None:
-        """Returns a block to fill, or None if there is no room for it now.
+        """Returns a block to fill, or None if there is no room for it now, or never will be; see ``fits``.
 
         Operations without payload may use a share of the heap that parts cannot, so a full arena still takes them.
         """
+        if len(meta) > MAX_META:
+            return None
         pages, offset = block_size(len(meta), payload_bytes)
         with self._lock:
             self._check_open()
+            self._sweep()
             page = self._data.take(pages)
             if page is None and self._waiting:
                 self._reclaim()
@@ -171,26 +187,49 @@ class Arena:
             self._check_open()
             return int(self._words[block.page * PAGE // WORD + Word.STATE])
 
-    def release(self, block: Block) -> None:
-        """Takes a block back; its pages are used again once no reader has a pin on them."""
+    def code(self, block: Block) -> str:
+        """Returns the code of the error that a block ended in, if its state is FAILED."""
         with self._lock:
-            if self._closed:
-                return
-            if block.sequence:
+            self._check_open()
+            return read_code(self.file.data, block.page)
+
+    def release(self, block: Block) -> None:
+        """Takes a block back; its pages are used again once no reader has a pin on them.
+
+        Never waits: the garbage collector may call this in the middle of any other method. If the lock is taken, the
+        next ``allocate`` does the rest.
+        """
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def _sweep(self) -> None:
+        """Looks at what was released since the last time. Called with the lock held."""
+        if not self._returned:
+            return
+        while self._returned:
+            block = self._returned.popleft()
+            if block.sequence and not self._closed:
                 self._words[block.page * PAGE // WORD + Word.STATE] = State.FREE
             self._waiting.append(block)
-            self._reclaim()
+        self._reclaim()
 
     def _reclaim(self) -> None:
         """Frees what no living reader looks at. The state was set before: a later pin finds the block gone."""
+        if self._closed:
+            return
         pinned = self._pins.pinned()
-        kept = []
-        for block in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for block in waiting:
             if (block.page, block.generation) in pinned:
-                kept.append(block)
-            else:
-                (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
-        self._waiting = kept
+                self._waiting.append(block)
+                continue
+            if block.sequence:
+                self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
+            (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
 
     def restart_ring(self) -> int:
         """Drops what a dead worker did not take; returns the sequence from which the next one reads the ring."""
@@ -220,8 +259,6 @@ class Arena:
             self.file.close()
 
     def forget(self) -> None:
-        """Closes the descriptors in a forked child, which is no owner."""
-        for descriptor in (self.file.fd, self._pins._fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.file.fd = -1
+        """In a forked child, which is no owner: closes the descriptors."""
+        self._lock = threading.Lock()  # a thread that is not here may hold the old one
+        self.close(remove=False)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _WORDS = [np.dtype(code) for code in ("c16", "u8", "u4", "u2")]
-_BLOCK = 256  # tokens transposed at a time; their rows stay in the first-level cache
+_BLOCK = 512  # tokens transposed at a time: their rows stay in the second-level cache, and calls are few
 
 
 def copy_into(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:

@@ -10,7 +10,8 @@ The file, in pages of 4,096 bytes, all words little-endian u64::
 
 A block is a run of pages. It begins with a head of 16 words and the meta text, its payload begins on a page border,
 and its last two words repeat generation and sequence, so that a block whose tail equals its head was written whole.
-The checksum is XXH3-64 of head and meta, seeded with the arena's random key: no payload can pass for a head.
+The checksum is XXH3-64 of page, head and meta, seeded with the arena's random key: no payload can pass for a head, nor
+can a copy of a block on other pages. A freed block's magic is wiped, so pages that are free have no old heads.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MAX_META: Final = 1 << 20
 FILE_HEAD: Final = struct.Struct("<10Q")
 HEAD_BYTES: Final = 128
 TAIL_BYTES: Final = 16
+CODE_BYTES: Final = 48
 _CHECKED = struct.Struct("<6Q")  # generation, sequence, pages, meta bytes, payload's place, payload bytes
 
 
@@ -54,6 +56,7 @@ class State(IntEnum):
     READY = 1  # published by the engine, not done yet
     DONE = 2  # the worker did it; whole and readable in the store
     RETAINED = 3  # done, and the backend still uses the payload
+    FAILED = 4  # ended in an error, which ``Word.CODE`` names
 
 
 class Word(IntEnum):
@@ -69,6 +72,7 @@ class Word(IntEnum):
     PAYLOAD_BYTES = 7
     CHECKSUM = 8
     STARTS = 9  # how often a worker began this block and died or hung before it ended
+    CODE = 10  # the error's code, ASCII, padded with zeros to ``CODE_BYTES``
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,10 @@ def block_size(meta_bytes: int, payload_bytes: int) -> tuple[int, int]:
     return pages_for(payload_at + payload_bytes + TAIL_BYTES), payload_at
 
 
-def checksum(key: int, checked: bytes, meta: bytes | memoryview) -> int:
-    """Returns the digest that only heads of this arena have."""
-    state = xxhash.xxh3_64(checked, seed=key)
+def checksum(key: int, page: int, checked: bytes, meta: bytes | memoryview) -> int:
+    """Returns the digest that only a head of this arena on this page has."""
+    state = xxhash.xxh3_64(page.to_bytes(WORD, "little"), seed=key)
+    state.update(checked)
     state.update(meta)
     return state.intdigest()
 
@@ -146,9 +151,10 @@ def write_block(
     at = page * PAGE
     first = at // WORD
     checked = _CHECKED.pack(generation, sequence, pages, len(meta), payload_at, payload_bytes)
+    words[first + Word.STATE] = State.FREE
     data[at + HEAD_BYTES : at + HEAD_BYTES + len(meta)] = meta
     data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD] = checked
-    words[first + Word.CHECKSUM] = checksum(key, checked, meta)
+    words[first + Word.CHECKSUM] = checksum(key, page, checked, meta)
     words[first + Word.STARTS] = 0
     last = (at + pages * PAGE) // WORD
     words[last - 2] = generation
@@ -171,10 +177,16 @@ def read_block(data: memoryview, words: memoryview, key: int, page: int) -> Bloc
     if (pages, payload_at) != block_size(meta_bytes, payload_bytes):
         return None
     meta = bytes(data[at + HEAD_BYTES : at + HEAD_BYTES + meta_bytes])
-    if words[first + Word.CHECKSUM] != checksum(key, checked, meta):
+    if words[first + Word.CHECKSUM] != checksum(key, page, checked, meta):
         return None
     last = end // WORD
     if words[last - 2] != generation or words[last - 1] != sequence:
         return None
     starts = words[first + Word.STARTS]
     return BlockHead(page, pages, generation, sequence, meta, at + payload_at, payload_bytes, starts)
+
+
+def read_code(data: memoryview, page: int) -> str:
+    """Returns the code of the error that the block on a page ended in."""
+    at = page * PAGE + Word.CODE * WORD
+    return bytes(data[at : at + CODE_BYTES]).rstrip(b"\0").decode("ascii", "replace")

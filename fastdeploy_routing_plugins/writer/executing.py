@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ..arena.view import ArenaView
     from ..schema import RoutingSchema
-    from ..status import PutOutcome
+    from ..status import PutOutcome, RolloutStatus
     from ..store.sync import SyncStore
 
 MAX_STARTS = 3  # a worker that dies so often over one block is not tried again
@@ -151,9 +151,11 @@ class Executor:
             return self._put(operation, sequence, block, began)
         if isinstance(operation, SealOp):
             store.seal(operation.key, operation.total_tokens, attempt=operation.attempt)
+            self._check_marked(operation, lambda status: status.total_tokens is not None)
             self._drop_last_turn(operation.key)
         elif isinstance(operation, AbortOp):
             store.abort(operation.key, operation.reason, attempt=operation.attempt)
+            self._check_marked(operation, lambda status: status.state == "aborted")
         elif isinstance(operation, DeleteOp):
             count = store.delete(operation.key)
         elif isinstance(operation, DeletePrefixOp):
@@ -228,10 +230,25 @@ class Executor:
             except AbortedError:
                 pass
         if gone:
-            raise VanishedError(
-                f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
-                hint="was it deleted at once? Otherwise the store does not keep what it takes: `fd-routing try`",
-            )
+            raise self._vanished(operation)
+
+    def _check_marked(self, operation: SealOp | AbortOp, is_marked: Callable[[RolloutStatus], bool]) -> None:
+        """Raises BackendError if the store does not have a mark that it said it took."""
+        if Capability.LIST not in self._has:
+            return
+        try:
+            status = self._store.status(operation.key)
+        except NotFoundError:
+            raise self._vanished(operation) from None
+        # A contradiction, and a higher attempt, come from others.
+        if status.attempt == operation.attempt and status.state != "conflict" and not is_marked(status):
+            raise self._vanished(operation)
+
+    def _vanished(self, operation: PutOp | SealOp | AbortOp) -> VanishedError:
+        return VanishedError(
+            f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
+            hint="was it deleted at once? Otherwise the store does not keep what it takes: `fd-routing try`",
+        )
 
     def _drop_last_turn(self, key: RoutingKey) -> None:
         """With ``only_last_turn``: deletes the turn before a complete one, and this one if its next is complete."""

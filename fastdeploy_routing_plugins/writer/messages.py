@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
 
 MAX_PACKET: Final = 1 << 17
-_MAX_TEXT = 2000
+_MAX_TEXT = 2000  # bytes
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -97,8 +97,8 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 def short(text: str) -> str:
     """Returns a text that fits into a packet with others."""
-    clean = text.encode("utf-8", "backslashreplace").decode()
-    return clean if len(clean) <= _MAX_TEXT else clean[:_MAX_TEXT] + " …"
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode() if len(raw) <= _MAX_TEXT else raw[:_MAX_TEXT].decode(errors="ignore") + " …"
 
 
 def failed(sequence: int, err: RoutingError, seconds: float = 0.0) -> Outcome:

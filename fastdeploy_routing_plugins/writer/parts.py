@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidRecordError
-from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int
+from ..keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_CHOICE, MAX_ID_BYTES, RoutingKey, as_key, check_int
 from ..names import MAX_TOKENS
 from ..record import as_spans
 from ..store.placing import place
@@ -40,22 +40,53 @@ def put_operation(
         InvalidRecordError: the shape does not fit the schema or the ranges stated.
         InvalidKeyError: the id, choice, attempt or a range cannot be stored.
     """
-    whole = as_key(key, choice)
+    rollout_id, number, kind = _identity(key, choice)
     if shape[2] != schema.top_k:
         raise InvalidRecordError(f"routing has {shape[2]} ids a row, the schema has top_k={schema.top_k}")
-    what = place(shape, schema, layers, tokens, total_tokens)
-    spans = as_spans(weight_versions, what.part.tokens)
+    layer_range, token_range, total = _ranges(shape, schema, layers, tokens, total_tokens)
+    spans: tuple[WeightSpan, ...] = ()
+    if type(weight_versions) is not tuple or weight_versions:
+        spans = as_spans(weight_versions, token_range)
     return PutOp(
-        **named(whole),
+        rollout_id=rollout_id,
+        choice=number,
+        kind=kind,
         attempt=check_int("attempt", attempt, MAX_ATTEMPT),
-        layers=what.part.layers,
-        tokens=what.part.tokens,
-        total_tokens=what.total_tokens,
+        layers=layer_range,
+        tokens=token_range,
+        total_tokens=total,
         dtype=dtype.str,
         time_ns=time.time_ns(),
         nbytes=shape[0] * shape[1] * shape[2] * dtype.itemsize,
-        weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
+        weight_versions=tuple((span.start, span.stop, span.version) for span in spans) if spans else (),
     )
+
+
+# What engines hand over nearly always is recognised first: an engine's thread waits meanwhile, and code that it has
+# not run for a while costs four times as much as in a loop. Everything else takes the general way, with its messages.
+
+
+def _identity(key: str | RoutingKey, choice: int) -> tuple[str, int, str]:
+    """Returns rollout id, choice and kind."""
+    usual = type(choice) is int and 0 <= choice <= MAX_CHOICE
+    if usual and type(key) is str and 0 < len(key) <= MAX_ID_BYTES and key.isascii():
+        return key, choice, DEFAULT_KIND
+    whole = as_key(key, choice)
+    return whole.rollout_id, whole.choice, whole.kind
+
+
+def _ranges(
+    shape: tuple[int, ...], schema: RoutingSchema, layers: Selection, tokens: Selection, total_tokens: int | None
+) -> tuple[tuple[int, int], tuple[int, int], int | None]:
+    """Returns the part's layers and tokens, and the rollout's total; see ``place``."""
+    number, rows, total = shape[0], shape[1], schema.num_layers
+    if tokens is None and total_tokens is None and rows <= MAX_TOKENS:
+        if layers is None and number == total:
+            return (0, total), (0, rows), rows
+        if type(layers) is int and number == 1 and 0 <= layers < total:
+            return (layers, layers + 1), (0, rows), rows
+    what = place(shape, schema, layers, tokens, total_tokens)
+    return what.part.layers, what.part.tokens, what.total_tokens
 
 
 def reserved_shape(schema: RoutingSchema, num_tokens: int, layers: Selection) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreClosedError
@@ -33,6 +34,7 @@ class Reservation:
         self._operation = operation
         self._block: Block | None = block
         self._seconds = seconds
+        self._pid = os.getpid()
 
     def __enter__(self) -> Reservation:
         return self
@@ -63,6 +65,6 @@ class Reservation:
             self._writer.cancel_reserved(block)
 
     def __del__(self) -> None:
-        if getattr(self, "_block", None) is not None:
-            _log.warning("a reservation for %r was dropped, neither published nor cancelled", self._operation.key)
+        if getattr(self, "_block", None) is not None and os.getpid() == self._pid:
+            _log.warning("a reservation for %s was dropped, neither published nor cancelled", self._operation.key)
             self.cancel()

@@ -285,9 +285,9 @@ class RoutingWriter:
         with self._closing:
             if self._closed:
                 return FlushReport(0, (), 0, 0, 0)
-            report = self.flush(timeout)
+            with self._gate.closing():
+                report = self.flush(timeout)
             self._closed = True
-            self._gate.close()
             lifetime.closed(self)
             if report.pending:
                 _log.warning(
@@ -298,6 +298,7 @@ class RoutingWriter:
                 )
                 alone = self._supervisor.pid != 0
                 self._supervisor.leave()
+                self._gate.ledger.abandon("the writer was closed before this ended; its worker goes on with it alone")
                 self._arena.close(remove=False)
                 if not alone:
                     _log.error("no store worker lives; the next writer, or `fd-routing clean`, stores what is left")
@@ -350,5 +351,6 @@ class RoutingWriter:
         """In a forked child: closes what keeps the worker from noticing the engine's end."""
         self._closed = True
         self._closing = threading.Lock()
+        self._gate.ledger.forget()
         self._supervisor.forget()
         self._arena.forget()

@@ -68,6 +68,7 @@ class Supervisor:
         self._settled = False
         self._failures_in_a_row = 0
         self._stopping = threading.Event()
+        self._spawning = threading.Lock()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._watch, name="fd-routing-supervisor", daemon=True)
         self.restarts = 0
@@ -104,7 +105,8 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MAX_PACKET)
-        fds = self._arena.file.fd, theirs.fileno()
+        # Below 3 they would be in the place of the worker's streams; an engine may have closed its own.
+        fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (self._arena.file.fd, theirs.fileno())]
         command = [sys.executable, "-m", "fastdeploy_routing_plugins.writer.worker", *map(str, fds)]
         command += [self._arena.file.path, str(below), "1" if self._settled else "0"]
         # What the engine can import, the worker can; nothing is imported from the current folder because of -m.
@@ -125,6 +127,8 @@ class Supervisor:
             raise WorkerError(f"the store worker cannot be started: {err}") from err
         finally:
             theirs.close()
+            for fd in fds:
+                os.close(fd)
         self._channel = Channel(ours)
 
     # --- watching -----------------------------------------------------------------------------------------------
@@ -189,7 +193,8 @@ class Supervisor:
             _log.log(message.level, "%s", message.text)
         elif isinstance(message, Adopted):
             self.adopted += message.stored
-            _log.warning("stored %d operations that a dead run had left in its arena", message.stored)
+            if message.stored:
+                _log.warning("stored %d operations that a dead run had left in its arena", message.stored)
             for what, why in message.failed:
                 _log.error("left by a dead run and lost: %s: %s", what, why)
 
@@ -205,7 +210,7 @@ class Supervisor:
             self._ready.set()
             return False
         _log.error("the store worker (pid %d) ended: %s; it is replaced", process.pid, why)
-        self._ledger.reconcile(self._arena.state)
+        self._ledger.reconcile(self._arena.state, self._arena.code)
         while True:
             # Nobody works on the blocks now, so what is too old can be given up.
             error = self._refusal or WorkerError(f"there is no store worker: {why}")
@@ -214,7 +219,10 @@ class Supervisor:
                 return False
             self._last_words = []
             try:
-                self._spawn()
+                with self._spawning:
+                    if self._stopping.is_set():
+                        return False
+                    self._spawn()
             except WorkerError as err:
                 _log.error("%s", err)
                 pause = _PAUSES[-1]
@@ -243,7 +251,8 @@ class Supervisor:
 
     def stop(self, timeout: float) -> None:
         """Ends the worker: politely for ``timeout`` seconds, then not. Returns when it is gone."""
-        self._stopping.set()
+        with self._spawning:
+            self._stopping.set()
         process, channel = self._process, self._channel
         if process is not None and channel is not None:
             channel.send(Finish())
@@ -256,7 +265,8 @@ class Supervisor:
 
     def leave(self) -> None:
         """Lets the worker go on alone; it ends when everything is done."""
-        self._stopping.set()
+        with self._spawning:
+            self._stopping.set()
         process, channel = self._process, self._channel
         self._process = self._channel = None
         if channel is not None:
@@ -266,6 +276,8 @@ class Supervisor:
             # Somebody has to take note of its end, or it stays in the process table.
             threading.Thread(target=process.wait, name="fd-routing-farewell", daemon=True).start()
         self._close()
+        if channel is not None:
+            channel.close()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):

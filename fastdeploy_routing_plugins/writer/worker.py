@@ -64,6 +64,7 @@ class Worker:
         self._lock = threading.Lock()
         self._finish = False
         self._orphan_since: float | None = None
+        self._held = False
         self._view.sign(os.getpid(), start_time(os.getpid()))
 
     def run(self) -> int:
@@ -111,7 +112,7 @@ class Worker:
                         "rollouts; set FD_ROUTING_NAMESPACE to a name of its own for each run"
                     )
                     self._say(Note(logging.WARNING, text))
-        for message in adopt_others(self._setup, self._view.file.path, store, self._watched):
+        for message in adopt_others(self._setup, self._view.file.path, self._adopting):
             self._say(message)
 
     def _do_suspects(self, blocks: list[BlockHead], executor: Executor) -> None:
@@ -123,18 +124,25 @@ class Worker:
                 while isinstance(answer := self._watched(executor, task), Retry):
                     self._view.beat()
                     time.sleep(answer.pause)
-                self._end(answer)
+                self._end(answer, block)
             self._over.add(block.sequence)
             self._view.beat()
             self._tell()
 
     def _watched(self, executor: Executor, task: Task) -> Outcome | Retry:
         """Does a task in this thread, while another one looks at the clock."""
+        return self._bounded(executor, task, [task])
+
+    def _adopting(self, executor: Executor, task: Task) -> Outcome | Retry:
+        """Does a task of a dead run's arena, of which this run's engine knows nothing."""
+        return self._bounded(executor, task, [])
+
+    def _bounded(self, executor: Executor, task: Task, mine: list[Task]) -> Outcome | Retry:
         over = threading.Event()
 
         def watch() -> None:
             if not over.wait(self._setup.call_timeout):
-                self._give_up([task])
+                self._give_up(mine)
 
         threading.Thread(target=watch, daemon=True).start()
         self._view.beat()
@@ -147,7 +155,7 @@ class Worker:
         try:
             return Task(block, operations.decode(block.meta))
         except ArenaError as err:
-            self._end(failed(block.sequence, err))
+            self._end(failed(block.sequence, err), block)
             return None
 
     def _add(self, block: BlockHead) -> None:
@@ -164,6 +172,9 @@ class Worker:
             blocks = self._view.published()
             for block in blocks:
                 self._add(block)
+            while self._view.damaged:
+                err = ArenaError("its place in shared memory was overwritten before the store worker came to it")
+                self._end(failed(self._view.damaged.pop(), err))
             self._view.beat()
             told = self._tell()
             for message in self._channel.receive():
@@ -183,14 +194,24 @@ class Worker:
             time.sleep(pause)
 
     def _is_over(self, now: float, busy: bool) -> bool:
+        if self._held:
+            return not self._dispatcher.running()
         if busy or self._dispatcher.pending:
             return self._orphan_since is not None and now - self._orphan_since > _LEFT_ALONE
         return self._orphan_since is not None or (self._finish and self._channel.idle and not self._outbox)
 
     def _ended(self, task: Task, outcome: Outcome) -> None:
-        self._end(outcome)
+        """Called before anything that waits for the task begins."""
+        if self._orphan_since is not None and outcome.code == StoreUnavailableError.code:
+            # Nobody would hear of it, and what comes later must not pass it: the next start goes on from here.
+            self._held = True
+            self._dispatcher.stop()
+        else:
+            self._end(outcome, task.block)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, block: BlockHead | None = None) -> None:
+        if outcome.code and block is not None:
+            self._view.fail(block, outcome.code)  # done again it would come after what came after it
         with self._lock:
             self._outbox.append(outcome)
 
@@ -213,12 +234,16 @@ class Worker:
 
     def _give_up(self, hung: list[Task]) -> None:
         """Reports calls that do not return, and ends the process: nothing else ends such a call for certain."""
+        if not hung:
+            text = f"the store did not return within {self._setup.call_timeout} s for what a dead run had left"
+            self._say(Note(logging.WARNING, text))
         for task in hung:
             err = StoreUnavailableError(
                 f"the store did not return within {self._setup.call_timeout} s; its worker is replaced",
                 hint="call_timeout of the writer says how long a call may take",
             )
-            self._end(failed(task.block.sequence, err, self._setup.call_timeout))
+            if self._orphan_since is None:
+                self._end(failed(task.block.sequence, err, self._setup.call_timeout), task.block)
         self._tell()
         self._say_the_rest(1.0)
         os._exit(HUNG)
@@ -226,8 +251,8 @@ class Worker:
     # --- ending -------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Without an engine the arena is this process's to remove, unless something in it is still to be stored."""
-        if self._orphan_since is not None and not self._view.scan():
+        """Removes the arena, unless something in it is still to be done; its engine may die before it does so."""
+        if not self._view.scan(failed=True):
             self._view.file.remove()
 
     def _say(self, message: Message) -> None:
