@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from ..arena.arena import Arena, Block
@@ -24,7 +23,7 @@ from .limits import WriterLimits
 from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
 from .parts import named, put_operation, reserved_shape
 from .reservation import Reservation
-from .stats import Window, WriterStats
+from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -87,17 +86,9 @@ class RoutingWriter:
             self._arena.close(remove=True)
             raise
         lifetime.opened(self)
-        _log.info(
-            "routing writer: store %r from %s %s (store API %s), %s, arena of %d MiB in %s, worker pid %d",
-            resolved.name,
-            resolved.distribution,
-            resolved.version,
-            ".".join(map(str, resolved.spec.api_version)),
-            msgspec.json.encode(resolved.effective()).decode(),
-            self._arena.file.nbytes >> 20,
-            limits.arena_dir,
-            self._supervisor.pid,
-        )
+        text = "routing writer: %s; arena of %d MiB in %s, worker pid %d"
+        size = self._arena.file.nbytes >> 20
+        _log.info(text, resolved.described(), size, limits.arena_dir, self._supervisor.pid)
 
     def __enter__(self) -> RoutingWriter:
         return self
@@ -186,16 +177,8 @@ class RoutingWriter:
         ``with writer.reserve(id, n) as slot: slot.view[...] = ...`` publishes at the end of the block, or gives the
         memory back if the block raises; ``slot.publish()`` and ``slot.cancel()`` do so by hand.
 
-        Args:
-            key: See ``submit``.
-            num_tokens: Rows of the view, which has shape ``[layers, num_tokens, top_k]``.
-            layers: See ``submit``.
-            tokens: See ``submit``.
-            total_tokens: See ``submit``.
-            choice: See ``submit``.
-            attempt: See ``submit``.
-            dtype: The view's integer dtype; None: the schema's own.
-            weight_versions: See ``submit``.
+        ``slot.view`` has shape ``[layers, num_tokens, top_k]`` and the schema's dtype, unless ``dtype`` names another
+        native integer type. The other arguments are those of ``submit``.
 
         Raises:
             RoutingError: as ``submit``.
@@ -309,28 +292,7 @@ class RoutingWriter:
 
     def stats(self) -> WriterStats:
         """Returns counters, sizes and durations; cheap."""
-        counters = self._gate.ledger.counters
-        return WriterStats(
-            submitted=counters.submitted,
-            submitted_bytes=counters.submitted_bytes,
-            stored=counters.stored,
-            stored_bytes=counters.stored_bytes,
-            duplicates=counters.duplicates,
-            failed=dict(counters.failed),
-            refused=self._gate.refused,
-            spilled_bytes=self._gate.spilled_bytes,
-            pending=self._gate.ledger.pending,
-            queue_bytes=self._gate.ledger.queue_bytes,
-            retained_bytes=self._gate.ledger.retained_bytes,
-            oldest_pending_s=self._gate.ledger.oldest,
-            arena_bytes=self._arena.file.nbytes,
-            arena_free_bytes=self._arena.free,
-            hand_over=self._hand_over.latency(),
-            store=self._gate.ledger.store_times.latency(),
-            transport=self._supervisor.transport,
-            worker_pid=self._supervisor.pid,
-            worker_restarts=self._supervisor.restarts,
-        )
+        return collect(self._arena, self._gate, self._supervisor, self._hand_over)
 
     # --- reservations -------------------------------------------------------------------------------------------
 

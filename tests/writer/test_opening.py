@@ -169,7 +169,7 @@ def test_a_writer_logs_one_line_when_it_opens(opening: Opening) -> None:
 
 def test_that_line_says_which_store_it_is(opening: Opening) -> None:
     line = opening.lines()[0][1]
-    assert line.startswith("routing writer: store 'plain' from fd-routing-writer-tests 1.0 (store API 1.0), ")
+    assert line.startswith("routing writer: store 'plain' from fd-routing-writer-tests 1.0 (store API 1.0): ")
 
 
 def test_that_line_shows_the_effective_configuration(opening: Opening, shared_place: Place) -> None:
@@ -179,7 +179,7 @@ def test_that_line_shows_the_effective_configuration(opening: Opening, shared_pl
 
 def test_that_line_shows_the_arena_and_the_worker(opening: Opening, shared_place: Place) -> None:
     line = opening.lines()[0][1]
-    assert line.endswith(f", arena of 8 MiB in {shared_place.arena_dir}, worker pid {opening.pid}")
+    assert line.endswith(f"; arena of 8 MiB in {shared_place.arena_dir}, worker pid {opening.pid}")
 
 
 def test_that_line_shows_no_secret(opening: Opening) -> None:
