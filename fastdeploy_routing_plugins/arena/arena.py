@@ -64,6 +64,7 @@ class Arena:
     def __init__(self, file: ArenaFile) -> None:
         self.file = file
         self._words = file.words
+        self._key = file.head.key
         self._lock = threading.Lock()
         heap = file.head.heap_page
         pages = file.head.pages - heap
@@ -132,7 +133,8 @@ class Arena:
         pages, offset = block_size(len(meta), payload_bytes)
         with self._lock:
             self._check_open()
-            self._sweep()
+            if self._returned:
+                self._sweep()
             page = self._data.take(pages)
             if page is None and self._waiting:
                 self._reclaim()
@@ -163,18 +165,9 @@ class Arena:
             if self._published - self._words[Live.RING_TAIL] >= self._slots:
                 return None
             sequence = self._published + 1
-            write_block(
-                self.file.data,
-                self._words,
-                self.file.head.key,
-                page=block.page,
-                pages=block.pages,
-                generation=block.generation,
-                sequence=sequence,
-                meta=block.meta,
-                payload_at=block.payload_at - block.page * PAGE,
-                payload_bytes=block.payload_bytes,
-            )
+            page, offset = block.page, block.payload_at - block.page * PAGE
+            heading = page, block.pages, block.generation, sequence, block.meta, offset, block.payload_bytes
+            write_block(self.file.data, self._words, self._key, *heading)
             block.sequence = sequence
             self._words[self._ring + self._published % self._slots] = block.page
             self._published = sequence

@@ -21,10 +21,10 @@ def copy_into(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         target: C order, native byte order.
         source: Any memory order and byte order.
     """
-    layers, tokens, top_k = source.shape
     if source.flags.c_contiguous or source.size == 0:
         np.copyto(target, source)
         return
+    layers, tokens, top_k = source.shape
     moved = _as_words(source)
     if moved is None or abs(moved.strides[0]) >= abs(moved.strides[1]):
         np.copyto(target, source)  # layer by layer already: NumPy copies long runs

@@ -35,18 +35,18 @@ FILE_HEAD: Final = struct.Struct("<10Q")
 HEAD_BYTES: Final = 128
 TAIL_BYTES: Final = 16
 CODE_BYTES: Final = 48
-_CHECKED = struct.Struct("<6Q")  # generation, sequence, pages, meta bytes, payload's place, payload bytes
+_CHECKED = struct.Struct("<7Q")  # page, generation, sequence, pages, meta bytes, payload's place, payload bytes
+_END = struct.Struct("<Q56x")  # checksum; starts and code are zero at first
 
 
-class Live(IntEnum):
+class Live:
     """Index, in words, of what changes while the arena lives."""
 
-    RING_HEAD = 512  # blocks ever published; written by the engine
-    RING_TAIL = 520  # blocks ever taken; written by the worker
-    HEARTBEAT = 528  # grows while the worker's main loop turns
-    WORKER_PID = 536
-    WORKER_START = 544
-    CLOSED = 552  # 1 when the engine closed in good order
+    RING_HEAD: Final = 512  # blocks ever published; written by the engine
+    RING_TAIL: Final = 520  # blocks ever taken; written by the worker
+    HEARTBEAT: Final = 528  # grows while the worker's main loop turns
+    WORKER_PID: Final = 536
+    WORKER_START: Final = 544
 
 
 class State(IntEnum):
@@ -59,20 +59,24 @@ class State(IntEnum):
     FAILED = 4  # ended in an error, which ``Word.CODE`` names
 
 
-class Word(IntEnum):
+class Word:
     """Index of a word within a block's head."""
 
-    MAGIC = 0
-    STATE = 1
-    GENERATION = 2
-    SEQUENCE = 3
-    PAGES = 4
-    META_BYTES = 5
-    PAYLOAD_AT = 6
-    PAYLOAD_BYTES = 7
-    CHECKSUM = 8
-    STARTS = 9  # how often a worker began this block and died or hung before it ended
-    CODE = 10  # the error's code, ASCII, padded with zeros to ``CODE_BYTES``
+    MAGIC: Final = 0
+    STATE: Final = 1
+    GENERATION: Final = 2
+    SEQUENCE: Final = 3
+    PAGES: Final = 4
+    META_BYTES: Final = 5
+    PAYLOAD_AT: Final = 6
+    PAYLOAD_BYTES: Final = 7
+    CHECKSUM: Final = 8
+    STARTS: Final = 9  # how often a worker began this block and died or hung before it ended
+    CODE: Final = 10  # the error's code, ASCII, padded with zeros to ``CODE_BYTES``
+
+
+_BEGIN = struct.pack("<2Q", BLOCK_MAGIC, State.FREE)
+_READY = int(State.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +117,15 @@ def block_size(meta_bytes: int, payload_bytes: int) -> tuple[int, int]:
     return pages_for(payload_at + payload_bytes + TAIL_BYTES), payload_at
 
 
-def checksum(key: int, page: int, checked: bytes, meta: bytes | memoryview) -> int:
+def checksum(key: int, checked: bytes, meta: bytes) -> int:
     """Returns the digest that only a head of this arena on this page has."""
-    state = xxhash.xxh3_64(page.to_bytes(WORD, "little"), seed=key)
-    state.update(checked)
-    state.update(meta)
-    return state.intdigest()
+    return xxhash.xxh3_64_intdigest(checked + meta, key)
 
 
 def write_block(
     data: memoryview,
     words: memoryview,
     key: int,
-    *,
     page: int,
     pages: int,
     generation: int,
@@ -148,19 +148,14 @@ def write_block(
         payload_at: Offset of the payload within the block.
         payload_bytes: See ``BlockHead``.
     """
+    # An engine's thread waits for this: few calls, each for many words.
     at = page * PAGE
-    first = at // WORD
-    checked = _CHECKED.pack(generation, sequence, pages, len(meta), payload_at, payload_bytes)
-    words[first + Word.STATE] = State.FREE
-    data[at + HEAD_BYTES : at + HEAD_BYTES + len(meta)] = meta
-    data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD] = checked
-    words[first + Word.CHECKSUM] = checksum(key, page, checked, meta)
-    words[first + Word.STARTS] = 0
-    last = (at + pages * PAGE) // WORD
-    words[last - 2] = generation
-    words[last - 1] = sequence
-    words[first + Word.MAGIC] = BLOCK_MAGIC
-    words[first + Word.STATE] = State.READY
+    end = at + pages * PAGE
+    checked = _CHECKED.pack(page, generation, sequence, pages, len(meta), payload_at, payload_bytes)
+    head = b"".join((_BEGIN, checked[WORD:], _END.pack(checksum(key, checked, meta)), meta))
+    data[at : at + len(head)] = head
+    data[end - TAIL_BYTES : end] = checked[WORD : WORD + TAIL_BYTES]
+    words[at // WORD + Word.STATE] = _READY
 
 
 def read_block(data: memoryview, words: memoryview, key: int, page: int) -> BlockHead | None:
@@ -169,15 +164,15 @@ def read_block(data: memoryview, words: memoryview, key: int, page: int) -> Bloc
     first = at // WORD
     if page <= 0 or at + PAGE > len(data) or words[first + Word.MAGIC] != BLOCK_MAGIC:
         return None
-    checked = bytes(data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD])
-    generation, sequence, pages, meta_bytes, payload_at, payload_bytes = _CHECKED.unpack(checked)
+    checked = page.to_bytes(WORD, "little") + data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD]
+    _, generation, sequence, pages, meta_bytes, payload_at, payload_bytes = _CHECKED.unpack(checked)
     end = at + pages * PAGE
     if pages == 0 or end > len(data) or meta_bytes > min(MAX_META, pages * PAGE - HEAD_BYTES - TAIL_BYTES):
         return None
     if (pages, payload_at) != block_size(meta_bytes, payload_bytes):
         return None
     meta = bytes(data[at + HEAD_BYTES : at + HEAD_BYTES + meta_bytes])
-    if words[first + Word.CHECKSUM] != checksum(key, page, checked, meta):
+    if words[first + Word.CHECKSUM] != checksum(key, checked, meta):
         return None
     last = end // WORD
     if words[last - 2] != generation or words[last - 1] != sequence:

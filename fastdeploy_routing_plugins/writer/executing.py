@@ -22,6 +22,7 @@ from ..errors import (
 from ..keys import MAX_ATTEMPT, RolloutId, RoutingKey, shown
 from ..record import WeightSpan
 from ..spec import Capability
+from .honesty import Honesty
 from .messages import Outcome, failed
 from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
 from .spill import read_spilled, remove_spilled
@@ -105,6 +106,7 @@ class Executor:
         self._producer = producer
         self._released = released
         self._has = store.resolved.spec.capabilities
+        self._honesty = Honesty()
         self._only_last_turn = store.resolved.only_last_turn and Capability.LIST in self._has
 
     def run(self, task: Task) -> Outcome | Retry:
@@ -230,7 +232,7 @@ class Executor:
             except AbortedError:
                 pass
         if gone:
-            raise self._vanished(operation)
+            self._check_honest(operation)
 
     def _check_marked(self, operation: SealOp | AbortOp, is_marked: Callable[[RolloutStatus], bool]) -> None:
         """Raises BackendError if the store does not have a mark that it said it took."""
@@ -239,16 +241,19 @@ class Executor:
         try:
             status = self._store.status(operation.key)
         except NotFoundError:
-            raise self._vanished(operation) from None
+            self._check_honest(operation)
+            return
         # A contradiction, and a higher attempt, come from others.
         if status.attempt == operation.attempt and status.state != "conflict" and not is_marked(status):
-            raise self._vanished(operation)
+            self._check_honest(operation)
 
-    def _vanished(self, operation: PutOp | SealOp | AbortOp) -> VanishedError:
-        return VanishedError(
-            f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
-            hint="was it deleted at once? Otherwise the store does not keep what it takes: `fd-routing try`",
-        )
+    def _check_honest(self, operation: PutOp | SealOp | AbortOp) -> None:
+        """Raises VanishedError unless it is all but certain that somebody deleted at once what is gone again."""
+        if not self._honesty.holds(self._store):
+            raise VanishedError(
+                f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
+                hint="the store does not keep all that it takes: `fd-routing try`",
+            )
 
     def _drop_last_turn(self, key: RoutingKey) -> None:
         """With ``only_last_turn``: deletes the turn before a complete one, and this one if its next is complete."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..arena.layout import MAX_META
-from ..errors import ArenaFullError, InvalidRecordError, StoreClosedError
+from ..errors import ArenaFullError, InvalidRecordError, StoreClosedError, StoreUnavailableError
 from . import operations
 from .ledger import Entry, Ledger, Ticket, WriteFailure
 from .operations import Operation, PutOp
@@ -130,7 +130,11 @@ class Gate:
         """
         if self._spill is None:
             raise self.full(operation)
-        name = self._spill.write(array)
+        try:
+            name = self._spill.write(array)
+        except StoreUnavailableError:
+            self.refused += 1
+            raise
         spilled: PutOp = msgspec.structs.replace(operation, spill=name)
         block = self.arena.allocate(operations.encode(spilled), 0)
         if block is None:

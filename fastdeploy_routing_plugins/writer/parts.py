@@ -10,8 +10,9 @@ from ..keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_CHOICE, MAX_ID_BYTES, RoutingK
 from ..names import MAX_TOKENS
 from ..record import as_spans
 from ..store.placing import place
+from ..store.routing_store import MAX_REASON
 from ..store.selection import Selection, bounds
-from .operations import PutOp
+from .operations import AbortOp, PutOp, SealOp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,3 +104,17 @@ def reserved_shape(schema: RoutingSchema, num_tokens: int, layers: Selection) ->
 def named(key: RoutingKey) -> dict[str, Any]:
     """Returns a key as an operation's fields."""
     return {"rollout_id": key.rollout_id, "choice": key.choice, "kind": key.kind}
+
+
+def seal_operation(key: str | RoutingKey, total_tokens: int, choice: int, attempt: int) -> SealOp:
+    """Returns the operation of ``RoutingWriter.seal``; raises InvalidKeyError."""
+    whole = named(as_key(key, choice))
+    total = check_int("total_tokens", total_tokens, MAX_TOKENS)
+    return SealOp(**whole, attempt=check_int("attempt", attempt, MAX_ATTEMPT), total_tokens=total)
+
+
+def abort_operation(key: str | RoutingKey, reason: str, choice: int, attempt: int) -> AbortOp:
+    """Returns the operation of ``RoutingWriter.abort``; raises InvalidKeyError."""
+    whole = named(as_key(key, choice))
+    text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
+    return AbortOp(**whole, attempt=check_int("attempt", attempt, MAX_ATTEMPT), reason=text)

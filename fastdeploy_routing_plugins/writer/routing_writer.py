@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,14 @@ from ..arena.arena import Arena, Block
 from ..arena.copying import copy_into
 from ..arrays import as_numpy, layer_first
 from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
-from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, shown
-from ..names import MAX_TOKENS
+from ..keys import RoutingKey, as_key, shown
 from ..schema import RoutingSchema
 from . import lifetime
 from .gate import Gate
 from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
-from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
-from .parts import named, put_operation, reserved_shape
+from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
+from .parts import abort_operation, named, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
 from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..store.selection import Selection
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
+_USUAL = "layer_first"
 _FULL_PAUSE = 0.01  # s between tries to get even a flush into a full arena
-MAX_REASON = 4096  # characters of an abort's reason that are kept
 
 
 class RoutingWriter:
@@ -73,7 +73,7 @@ class RoutingWriter:
         self.schema = schema
         self.limits = limits = WriterLimits.load() if limits is None else limits
         self._dtype = np.dtype(schema.dtype)
-        self._closed = False
+        self._closed = True  # until there is something to close
         self._closing = threading.Lock()
         self._hand_over = Window()
         setup = Setup.of(resolved, schema, limits)
@@ -85,6 +85,7 @@ class RoutingWriter:
         except BaseException:
             self._arena.close(remove=True)
             raise
+        self._closed = False
         lifetime.opened(self)
         text = "routing writer: %s; arena of %d MiB in %s, worker pid %d"
         size = self._arena.file.nbytes >> 20
@@ -98,6 +99,11 @@ class RoutingWriter:
 
     def __reduce__(self) -> Any:
         raise UnsupportedError("a writer cannot be copied or pickled", hint="pass writer.resolved and open one there")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            lifetime.dropped(self._supervisor, self._gate, self._arena)
 
     def __repr__(self) -> str:
         return f"RoutingWriter({self.resolved.name!r}, namespace={self.resolved.namespace!r})"
@@ -114,7 +120,7 @@ class RoutingWriter:
         total_tokens: int | None = None,
         choice: int = 0,
         attempt: int = 0,
-        layout: str = "layer_first",
+        layout: str = _USUAL,
         weight_versions: Sequence[WeightSpan] = (),
     ) -> Ticket:
         """Copies routing into shared memory and returns; the memory is the caller's again at once.
@@ -137,12 +143,16 @@ class RoutingWriter:
             InvalidRecordError: The routing does not fit the schema or the ranges stated.
             InvalidKeyError: The id, choice, attempt or a range cannot be stored.
             ArenaFullError: There is no room, after waiting for ``on_full_wait``; nothing was taken.
+            StoreUnavailableError: ``spill_dir`` has no room either; nothing was taken.
             StoreClosedError: The writer is closed.
         """
         began = time.perf_counter()
         self._gate.check()
-        array = layer_first(as_numpy(routing), layout)
-        dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+        if type(routing) is np.ndarray and routing.dtype is self._dtype and routing.ndim == 3 and layout == _USUAL:
+            array, dtype = routing, self._dtype
+        else:
+            array = layer_first(as_numpy(routing), layout)
+            dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
         operation = put_operation(
             self.schema, key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
         )
@@ -204,16 +214,11 @@ class RoutingWriter:
 
     def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> Ticket:
         """Says how many recorded tokens a rollout has in all, once that is known."""
-        whole = as_key(key, choice)
-        total = check_int("total_tokens", total_tokens, MAX_TOKENS)
-        number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(SealOp(**named(whole), attempt=number, total_tokens=total))
+        return self._order(seal_operation(key, total_tokens, choice, attempt))
 
     def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> Ticket:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once."""
-        text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
-        number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(AbortOp(**named(as_key(key, choice)), attempt=number, reason=text))
+        return self._order(abort_operation(key, reason, choice, attempt))
 
     def delete(self, key: str | RoutingKey, *, choice: int = 0) -> Ticket:
         """Deletes a rollout, all attempts, after what was handed over for its trajectory before."""
@@ -238,17 +243,17 @@ class RoutingWriter:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout: float = 60.0) -> FlushReport:
+    def flush(self, timeout: float | None = 60.0) -> FlushReport:
         """Waits until everything handed over before has ended and the store has made it durable.
 
         Args:
-            timeout: Seconds; the report then says what is still pending.
+            timeout: Seconds, None for no limit; the report then says what is still pending.
 
         Returns:
             What was stored and what failed since the last report; ``report.check()`` raises if anything failed.
         """
         self._gate.check()
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         ticket: Ticket | None = None
         while ticket is None:
             try:
@@ -260,7 +265,7 @@ class RoutingWriter:
         self._gate.ledger.wait(ticket.sequence + 1, deadline)
         return self._gate.ledger.report()
 
-    def close(self, timeout: float = 30.0) -> FlushReport:
+    def close(self, timeout: float | None = 30.0) -> FlushReport:
         """Flushes, ends the worker and removes the arena. Never hangs; harmless when already closed.
 
         What is pending after ``timeout`` seconds is left to the worker, which goes on without this process.
@@ -279,12 +284,7 @@ class RoutingWriter:
                     report.pending_bytes,
                     self._supervisor.pid,
                 )
-                alone = self._supervisor.pid != 0
-                self._supervisor.leave()
-                self._gate.ledger.abandon("the writer was closed before this ended; its worker goes on with it alone")
-                self._arena.close(remove=False)
-                if not alone:
-                    _log.error("no store worker lives; the next writer, or `fd-routing clean`, stores what is left")
+                lifetime.leave(self._supervisor, self._gate, self._arena)
             else:
                 self._supervisor.stop(5.0)
                 self._arena.close(remove=True)

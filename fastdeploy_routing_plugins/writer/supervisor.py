@@ -62,6 +62,7 @@ class Supervisor:
         self._words = os.memfd_create("fd-routing-worker-stderr", os.MFD_CLOEXEC)
         fcntl.fcntl(self._words, fcntl.F_SETFL, os.O_APPEND)
         self._read = 0
+        self._half_line = b""
         self._last_words: list[str] = []
         self._ready = threading.Event()
         self._refusal: RoutingError | None = None
@@ -151,7 +152,7 @@ class Supervisor:
                 process.kill()
             if process.poll() is not None:
                 self._listen(channel)  # its last words
-                self._read_words()
+                self._read_words(last=True)
                 channel.close()
                 if self._stopping.is_set() or not self._replace(process, now - began):
                     return
@@ -231,18 +232,20 @@ class Supervisor:
             self._refusal = None
             return True
 
-    def _read_words(self) -> None:
-        """Passes on what the worker, or a library in it, printed."""
+    def _read_words(self, *, last: bool = False) -> None:
+        """Passes on what the worker, or a library in it, printed, by whole lines; ``last``: no more will come."""
         size = os.fstat(self._words).st_size
-        if size > self._read:
-            text = os.pread(self._words, size - self._read, self._read).decode(errors="backslashreplace")
-            self._read = size
-            for line in text.splitlines():
-                _log.warning("store worker: %s", line)
-                self._last_words = [*self._last_words[-19:], line]
-            if size > _MAX_WORDS:
-                os.ftruncate(self._words, 0)
-                self._read = 0
+        text = os.pread(self._words, size - self._read, self._read) if size > self._read else b""
+        self._read = size
+        *lines, self._half_line = (self._half_line + text).split(b"\n")
+        if last and self._half_line:
+            lines, self._half_line = [*lines, self._half_line], b""
+        for line in [line.decode(errors="backslashreplace") for line in lines if line.strip()]:
+            _log.warning("store worker: %s", line)
+            self._last_words = [*self._last_words[-19:], line]
+        if size > _MAX_WORDS:
+            os.ftruncate(self._words, 0)
+            self._read = 0
 
     def _said(self) -> str:
         return f"; its last words: {' | '.join(self._last_words[-3:])}" if self._last_words else ""

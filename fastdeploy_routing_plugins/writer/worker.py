@@ -39,6 +39,8 @@ HUNG = 75  # exit status after a call that did not return
 _POLL_FIRST, _POLL_LIMIT = 0.0002, 0.002  # s between looks at the ring: busy, and after a quiet second
 _QUIET = 0.05  # s without work before the pauses grow
 _BATCH = 32  # outcomes in one packet
+_COUNTING = 10.0  # s that listing the namespace may hold the first operation up
+_STALL = 1.0  # s after which this process was stopped, and the store's calls with it
 _LEFT_ALONE = 600.0  # s that a worker without an engine goes on at most
 
 
@@ -101,19 +103,23 @@ class Worker:
     def _look_around(self, store: SyncStore) -> None:
         """What happens once, before the first operation: a warning about a used namespace, and dead runs' arenas."""
         if Capability.LIST in store.resolved.spec.capabilities:
-            try:
-                count = len(store.list())
-            except RoutingError as err:
-                self._say(Note(logging.WARNING, short(f"namespace {store.namespace!r} cannot be listed: {err}")))
-            else:
-                if count:
-                    text = (
-                        f"namespace {store.namespace!r} of store {store.resolved.name!r} already holds {count} "
-                        "rollouts; set FD_ROUTING_NAMESPACE to a name of its own for each run"
-                    )
-                    self._say(Note(logging.WARNING, text))
+            counting = threading.Thread(target=self._count, args=(store,), daemon=True)
+            counting.start()
+            counting.join(_COUNTING)  # the first operation does not wait longer, nor for a store that hangs
         for message in adopt_others(self._setup, self._view.file.path, self._adopting):
             self._say(message)
+
+    def _count(self, store: SyncStore) -> None:
+        where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
+        began = time.monotonic()
+        try:
+            count = len(store.list())
+        except RoutingError as err:
+            self._say(Note(logging.WARNING, short(f"{where} cannot be listed: {err}")))
+            return
+        if count and time.monotonic() - began < _COUNTING:  # later the list has rollouts of this run
+            cure = "set FD_ROUTING_NAMESPACE to a name of its own for each run"
+            self._say(Note(logging.WARNING, f"{where} already holds {count} rollouts; {cure}"))
 
     def _do_suspects(self, blocks: list[BlockHead], executor: Executor) -> None:
         """Does the blocks over which a worker died, one at a time, so that it is known which one is to blame."""
@@ -166,7 +172,7 @@ class Worker:
     # --- working ------------------------------------------------------------------------------------------------
 
     def _loop(self) -> int:
-        last = time.monotonic()
+        last = seen = awake = time.monotonic()
         pause = _POLL_FIRST
         while True:
             blocks = self._view.published()
@@ -180,12 +186,17 @@ class Worker:
             for message in self._channel.receive():
                 self._finish = self._finish or isinstance(message, Finish)
             now = time.monotonic()
+            if now - seen > _STALL:
+                awake = now
+            seen = now
             if not self._channel.open and self._orphan_since is None:
                 self._orphan_since = now
                 _silence()
+                continue  # what it published last may have come after the look above
             if self._is_over(now, bool(blocks)):
                 return 0
-            if hung := [task for task, since in self._dispatcher.running() if now - since > self._setup.call_timeout]:
+            limit = now - self._setup.call_timeout
+            if awake < limit and (hung := [task for task, since in self._dispatcher.running() if since < limit]):
                 self._give_up(hung)
             if blocks or told:
                 last, pause = now, _POLL_FIRST

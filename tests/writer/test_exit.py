@@ -102,6 +102,12 @@ def test_an_engines_pipes_close_with_the_engine(place: Place) -> None:
     assert (done.stdout, len(left)) == ("over\n", 1)
 
 
+def test_a_normal_exit_waits_for_what_is_pending(place: Place) -> None:
+    code = "writer = place.writer('slow', delay=0.2, limits={'lanes': 1, 'exit_wait': 25.0})\n"
+    place.run(code + "for number in range(5): writer.submit(f'x:{number}', routing())\n")
+    assert (len(place.ids()), os.listdir(place.arena_dir)) == (5, [])
+
+
 def test_a_writer_that_is_closed_leaves_nothing_to_do_at_exit(place: Place) -> None:
     done = place.run("with place.writer() as writer:\n    writer.submit('x', routing())\nprint('over')\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
 
-from fastdeploy_routing_plugins import RoutingWriter
+from fastdeploy_routing_plugins import RoutingWriter, open_store
 from fastdeploy_routing_plugins.errors import (
     BackendError,
     CorruptDataError,
@@ -199,6 +200,13 @@ def test_a_worker_killed_while_idle_is_replaced(place: Place) -> None:
         assert submit(writer, "x")[0].result(PATIENCE).code == ""
 
 
+def test_an_interrupt_is_no_matter_to_a_worker(place: Place) -> None:
+    with place.writer() as writer:
+        os.kill(writer.stats().worker_pid, signal.SIGINT)
+        submit(writer, "x")
+        assert (writer.flush().stored, writer.stats().worker_restarts) == (1, 0)
+
+
 def test_a_store_that_does_not_open_again_ends_what_waits(place: Place) -> None:
     with place.writer("shut", limits={"retry_for": 0.5, "call_timeout": 0.5}) as writer:
         place.flag.touch()
@@ -273,3 +281,26 @@ def test_an_error_of_the_store_arrives_with_its_hint(place: Place) -> None:
         with pytest.raises(RoutingError) as caught:
             submit(writer, "x")[0].result(PATIENCE)
         assert str(caught.value) == "the service is down (is it running?)"
+
+
+def test_what_a_reader_deletes_at_once_counts_as_stored(place: Place) -> None:
+    config = place.config("local")
+    stop = threading.Event()
+
+    def consume() -> None:
+        with open_store(config) as store:
+            while not stop.is_set():
+                for status in store.list():
+                    store.delete(status.key)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    try:
+        with place.writer("local") as writer:
+            for number in range(200):
+                writer.submit(f"gone:{number}:0:0", routing(seed="gone"))
+            report = writer.flush(60)
+    finally:
+        stop.set()
+        consumer.join()
+    assert (report.stored, report.failed) == (200, 0)
