@@ -132,7 +132,8 @@ class Arena:
             return None
         pages, offset = block_size(len(meta), payload_bytes)
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             if self._returned:
                 self._sweep()
             page = self._data.take(pages)
@@ -161,7 +162,8 @@ class Arena:
     def publish(self, block: Block) -> int | None:
         """Hands a filled block to the worker; returns its sequence, or None while the ring has no slot."""
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             if self._published - self._words[Live.RING_TAIL] >= self._slots:
                 return None
             sequence = self._published + 1
@@ -238,7 +240,7 @@ class Arena:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError("the writer is closed")
+            raise _closed()
 
     def close(self, *, remove: bool) -> None:
         """Lets go of the arena; ``remove`` also takes it from the file system."""
@@ -255,3 +257,7 @@ class Arena:
         """In a forked child, which is no owner: closes the descriptors."""
         self._lock = threading.Lock()  # a thread that is not here may hold the old one
         self.close(remove=False)
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError("the writer is closed")

@@ -111,10 +111,9 @@ def pages_for(nbytes: int) -> int:
 
 def block_size(meta_bytes: int, payload_bytes: int) -> tuple[int, int]:
     """Returns ``(pages of a block, offset of its payload in bytes)``."""
-    payload_at = pages_for(HEAD_BYTES + meta_bytes) * PAGE
-    if payload_bytes == 0:
-        return pages_for(HEAD_BYTES + meta_bytes + TAIL_BYTES), payload_at
-    return pages_for(payload_at + payload_bytes + TAIL_BYTES), payload_at
+    payload_at = -(-(HEAD_BYTES + meta_bytes) // PAGE) * PAGE
+    end = payload_at + payload_bytes if payload_bytes else HEAD_BYTES + meta_bytes
+    return -(-(end + TAIL_BYTES) // PAGE), payload_at
 
 
 def checksum(key: int, checked: bytes, meta: bytes) -> int:

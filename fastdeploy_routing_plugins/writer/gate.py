@@ -71,12 +71,18 @@ class Gate:
 
     def check(self) -> None:
         """Raises StoreClosedError if the writer was closed, or opened in another process."""
-        closed = self._closed and threading.get_ident() != self._closer
-        if closed or os.getpid() != self._pid:
-            raise StoreClosedError(
-                "the writer is closed" if closed else "this writer was opened in another process",
-                hint="" if closed else "open it after the fork",
-            )
+        if not self._closed:
+            return
+        if os.getpid() != self._pid:
+            raise StoreClosedError("this writer was opened in another process", hint="open it after the fork")
+        if threading.get_ident() != self._closer:
+            raise StoreClosedError("the writer is closed")
+
+    def forget(self) -> None:
+        """In a forked child: lets nothing through any more."""
+        self._closed = True
+        self._publishing = threading.Lock()
+        self.ledger.forget()
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
@@ -170,7 +176,12 @@ class Gate:
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
         entry = Entry(ticket, block, nbytes, time.monotonic())
         try:
-            while not self._published(block):
+            while True:
+                with self._publishing:  # what comes after the last flush must not be taken
+                    if self._closed:
+                        self.check()
+                    if self.arena.publish(block) is not None:
+                        break
                 if self._budget <= 0:
                     raise self.full(operation)
                 time.sleep(_FULL_LOOK)
@@ -180,11 +191,6 @@ class Gate:
             raise
         self.ledger.add(entry)
         return ticket
-
-    def _published(self, block: Block) -> bool:
-        with self._publishing:  # what comes after the last flush must not be taken
-            self.check()
-            return self.arena.publish(block) is not None
 
     def _take_back(self, entry: Entry) -> None:
         operation = entry.ticket.operation

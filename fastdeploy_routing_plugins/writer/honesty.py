@@ -16,9 +16,9 @@ _TRUST = 60.0  # s
 class Honesty:
     """What is known of a store's honesty.
 
-    An object that is gone when the store is listed right after the put was either read and deleted by somebody fast,
-    or never stored. Marks that nobody else knows of tell the two apart, as far as anything can. A store that lost one is
-    not believed again; one that kept all is, for a minute.
+    An object that is gone when the store is listed right after the put was either read and deleted by somebody
+    fast, or never stored. Marks that nobody else knows of tell the two apart, as far as anything can. A store that
+    lost one is not believed again; one that kept all is, for a minute.
     """
 
     def __init__(self) -> None:

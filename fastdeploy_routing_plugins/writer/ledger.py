@@ -161,7 +161,8 @@ class Ledger:
     """
 
     def __init__(self, release: Callable[[Entry], None], on_failure: Callable[[WriteFailure], None]) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()  # of ``changed``; cheaper to take
+        self.changed = threading.Condition(self._lock)
         self.counters = Counters()
         self.store_times = Window()
         self._release = release
@@ -177,7 +178,7 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """Takes a published operation."""
         sequence = entry.block.sequence
-        with self.changed:
+        with self._lock:
             entry.ticket.sequence = sequence
             self._open[sequence] = entry
             self.queue_bytes += entry.nbytes
@@ -269,7 +270,8 @@ class Ledger:
 
     def forget(self) -> None:
         """In a forked child: ends all tickets, which would wait for a thread that is not here."""
-        self.changed = threading.Condition()  # nor is, perhaps, the thread that holds the old one
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)  # nor is, perhaps, the thread that holds the old one
         for entry in self._open.values():
             entry.ticket.changed = self.changed
         self.abandon("this was handed over by another process, which alone learns how it ends")

@@ -52,7 +52,7 @@ def put_operation(
         rollout_id=rollout_id,
         choice=number,
         kind=kind,
-        attempt=check_int("attempt", attempt, MAX_ATTEMPT),
+        attempt=attempt if type(attempt) is int and attempt == 0 else check_int("attempt", attempt, MAX_ATTEMPT),
         layers=layer_range,
         tokens=token_range,
         total_tokens=total,

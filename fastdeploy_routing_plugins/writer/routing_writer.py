@@ -313,6 +313,6 @@ class RoutingWriter:
         """In a forked child: closes what keeps the worker from noticing the engine's end."""
         self._closed = True
         self._closing = threading.Lock()
-        self._gate.ledger.forget()
+        self._gate.forget()
         self._supervisor.forget()
         self._arena.forget()

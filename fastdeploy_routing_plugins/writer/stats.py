@@ -16,14 +16,11 @@ _KEPT = 1024
 
 
 class Window:
-    """The last 1,024 durations."""
+    """The last 1,024 durations, in seconds; ``add`` takes one more."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_KEPT)
-
-    def add(self, seconds: float) -> None:
-        """Takes one duration."""
-        self._values.append(seconds)
+        self.add = self._values.append
 
     def latency(self) -> Latency:
         """Returns what they amount to."""
