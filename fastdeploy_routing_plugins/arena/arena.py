@@ -153,9 +153,7 @@ class Arena:
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Returns a block's payload as a writable array, in place."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = block.payload_bytes // np.dtype(dtype).itemsize
         flat: npt.NDArray[np.generic] = np.frombuffer(self.file.map, dtype, count, block.payload_at)
         return flat.reshape(shape)
 

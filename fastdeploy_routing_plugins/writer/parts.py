@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import InvalidRecordError
-from ..keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_CHOICE, MAX_ID_BYTES, RoutingKey, as_key, check_int
+from ..keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_ID_BYTES, RoutingKey, as_key, check_int
 from ..names import MAX_TOKENS
 from ..record import as_spans
 from ..store.placing import place
@@ -17,7 +19,7 @@ from .operations import AbortOp, PutOp, SealOp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
+    import numpy.typing as npt
 
     from ..record import WeightSpan
     from ..schema import RoutingSchema
@@ -41,10 +43,25 @@ def put_operation(
         InvalidRecordError: the shape does not fit the schema or the ranges stated.
         InvalidKeyError: the id, choice, attempt or a range cannot be stored.
     """
-    rollout_id, number, kind = _identity(key, choice)
+    # What engines hand over nearly always is recognised first: an engine's thread waits meanwhile, and every function
+    # that has not run for a while costs it some microseconds. Everything else goes the general way, with its messages.
+    if type(key) is str and 0 < len(key) <= MAX_ID_BYTES and key.isascii() and choice == 0 and type(choice) is int:
+        rollout_id, number, kind = key, 0, DEFAULT_KIND
+    else:
+        whole = as_key(key, choice)
+        rollout_id, number, kind = whole.rollout_id, whole.choice, whole.kind
     if shape[2] != schema.top_k:
         raise InvalidRecordError(f"routing has {shape[2]} ids a row, the schema has top_k={schema.top_k}")
-    layer_range, token_range, total = _ranges(shape, schema, layers, tokens, total_tokens)
+    total, rows = len(schema.layer_ids), shape[1]
+    layer_range, token_range = (0, total), (0, rows)
+    usual = tokens is None and total_tokens is None and rows <= MAX_TOKENS
+    if usual and layers is None and shape[0] == total:
+        total_tokens = rows
+    elif usual and type(layers) is int and shape[0] == 1 and 0 <= layers < total:
+        layer_range, total_tokens = (layers, layers + 1), rows
+    else:
+        what = place(shape, schema, layers, tokens, total_tokens)
+        layer_range, token_range, total_tokens = what.part.layers, what.part.tokens, what.total_tokens
     spans: tuple[WeightSpan, ...] = ()
     if type(weight_versions) is not tuple or weight_versions:
         spans = as_spans(weight_versions, token_range)
@@ -55,7 +72,7 @@ def put_operation(
         attempt=attempt if type(attempt) is int and attempt == 0 else check_int("attempt", attempt, MAX_ATTEMPT),
         layers=layer_range,
         tokens=token_range,
-        total_tokens=total,
+        total_tokens=total_tokens,
         dtype=dtype.str,
         time_ns=time.time_ns(),
         nbytes=shape[0] * shape[1] * shape[2] * dtype.itemsize,
@@ -63,35 +80,10 @@ def put_operation(
     )
 
 
-# What engines hand over nearly always is recognised first: an engine's thread waits meanwhile, and code that it has
-# not run for a while costs four times as much as in a loop. Everything else takes the general way, with its messages.
-
-
-def _identity(key: str | RoutingKey, choice: int) -> tuple[str, int, str]:
-    """Returns rollout id, choice and kind."""
-    usual = type(choice) is int and 0 <= choice <= MAX_CHOICE
-    if usual and type(key) is str and 0 < len(key) <= MAX_ID_BYTES and key.isascii():
-        return key, choice, DEFAULT_KIND
-    whole = as_key(key, choice)
-    return whole.rollout_id, whole.choice, whole.kind
-
-
-def _ranges(
-    shape: tuple[int, ...], schema: RoutingSchema, layers: Selection, tokens: Selection, total_tokens: int | None
-) -> tuple[tuple[int, int], tuple[int, int], int | None]:
-    """Returns the part's layers and tokens, and the rollout's total; see ``place``."""
-    number, rows, total = shape[0], shape[1], schema.num_layers
-    if tokens is None and total_tokens is None and rows <= MAX_TOKENS:
-        if layers is None and number == total:
-            return (0, total), (0, rows), rows
-        if type(layers) is int and number == 1 and 0 <= layers < total:
-            return (layers, layers + 1), (0, rows), rows
-    what = place(shape, schema, layers, tokens, total_tokens)
-    return what.part.layers, what.part.tokens, what.total_tokens
-
-
 def reserved_shape(schema: RoutingSchema, num_tokens: int, layers: Selection) -> tuple[int, int, int]:
     """Returns the shape of a reservation's view, ``[layers, tokens, top_k]``."""
+    if layers is None and type(num_tokens) is int and 0 <= num_tokens <= MAX_TOKENS:
+        return len(schema.layer_ids), num_tokens, schema.top_k
     rows = check_int("num_tokens", num_tokens, MAX_TOKENS)
     if layers is None:
         return schema.num_layers, rows, schema.top_k
@@ -99,6 +91,18 @@ def reserved_shape(schema: RoutingSchema, num_tokens: int, layers: Selection) ->
     if stop is None:
         raise InvalidRecordError("layers must say where they end", hint="layers=(start, stop)")
     return stop - start, rows, schema.top_k
+
+
+def native_integers(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Returns the dtype of a reservation's view.
+
+    Raises:
+        InvalidRecordError: it is no native integer type.
+    """
+    wanted = np.dtype(dtype)
+    if wanted.kind not in "iu" or not wanted.isnative:
+        raise InvalidRecordError(f"dtype must be a native integer type, got {wanted}")
+    return wanted
 
 
 def named(key: RoutingKey) -> dict[str, Any]:

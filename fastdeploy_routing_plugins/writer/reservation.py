@@ -26,6 +26,8 @@ class Reservation:
         view: Writable ``[layers, tokens, top_k]``, C order; its first content is undefined.
     """
 
+    __slots__ = ("_block", "_operation", "_pid", "_seconds", "_writer", "view")
+
     def __init__(
         self, writer: RoutingWriter, operation: PutOp, block: Block, view: npt.NDArray[Any], seconds: float
     ) -> None:

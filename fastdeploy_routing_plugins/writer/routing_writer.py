@@ -21,7 +21,7 @@ from .gate import Gate
 from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
 from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
-from .parts import abort_operation, named, put_operation, reserved_shape, seal_operation
+from .parts import abort_operation, named, native_integers, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
 from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
@@ -195,9 +195,7 @@ class RoutingWriter:
         """
         began = time.perf_counter()
         self._gate.check()
-        wanted = self._dtype if dtype is None else np.dtype(dtype)
-        if wanted.kind not in "iu" or not wanted.isnative:
-            raise InvalidRecordError(f"dtype must be a native integer type, got {wanted}")
+        wanted = self._dtype if dtype is None else native_integers(dtype)
         shape = reserved_shape(self.schema, num_tokens, layers)
         operation = put_operation(
             self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
