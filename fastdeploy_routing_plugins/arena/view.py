@@ -51,9 +51,8 @@ class ArenaView:
         """Notes that a block ended in an error, so that nobody does it again after what came later."""
         if self._is_there(block):
             at = block.page * PAGE + Word.CODE * WORD
-            self.file.data[at : at + CODE_BYTES] = code.encode("ascii", "replace")[:CODE_BYTES].ljust(
-                CODE_BYTES, b"\0"
-            )
+            text = code.encode("ascii", "replace")[:CODE_BYTES]
+            self.file.data[at : at + CODE_BYTES] = text.ljust(CODE_BYTES, b"\0")
             self.mark(block, State.FAILED)
 
     def code(self, block: BlockHead) -> str:

@@ -33,12 +33,14 @@ class WriteFailure:
         key: The rollout, or None for an operation on several.
         error: Why; ``error.code`` is the cause for programs.
         nbytes: Payload bytes that are lost.
+        attempt: Which attempt; ``writer.abort(key, reason, attempt=attempt)`` lets nobody wait for it.
     """
 
     what: str
     key: RoutingKey | None
     error: RoutingError
     nbytes: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class Ledger:
     def _note_failure(self, entry: Entry, error: RoutingError) -> WriteFailure:
         operation = entry.ticket.operation
         key = getattr(operation, "key", None)
-        failure = WriteFailure(describe(operation), key, error, entry.nbytes)
+        failure = WriteFailure(describe(operation), key, error, entry.nbytes, getattr(operation, "attempt", 0))
         self._failures.append(failure)
         self._since_report[1] += 1
         self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1

@@ -45,8 +45,8 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder in memory, for the store and the arena."""
-    with tempfile.TemporaryDirectory(prefix="fd-order-", dir="/dev/shm") as base:
+    """A folder, in memory if there is room, for the store and the arena."""
+    with tempfile.TemporaryDirectory(prefix="fd-order-", dir=processes.roomy()) as base:
         Path(base, "arenas").mkdir()
         yield Path(base)
         processes.send(processes.workers(Path(base)), signal.SIGKILL)  # of a test that failed
