@@ -4,11 +4,13 @@ Every candidate moves the same canonical bytes, uint8 ``[45 layers, tokens, top-
 take turns within each round, in an order that rotates, and medians count. Every byte is compared with the original by
 the process that it arrives in, outside the clock; only ``noop`` keeps nothing to compare, and counts.
 
-* ``blocked``: for how long one hand-over holds its caller up. The queue is empty and the consumer waits before each.
-  Beside the writer: a plain copy into warm shared memory, ``multiprocessing.Manager().Queue()`` (what FastDeploy
-  uses) and ``multiprocessing.Queue``, whose thread pickles later, at the engine's expense. Gates: ``submit`` at most
-  1.25 x the copy + 80 us (from 16 MiB on 1.4 x), ``reserve`` and ``publish`` together at most 100 us at any size, 45
-  submits of one layer each at most 3 ms, ``submit(layout="token_first")`` six times as fast as NumPy's transposition.
+* ``blocked``: for how long one hand-over holds its caller up. A candidate hands several rollouts over in a row, as an
+  engine does with those that end in one step. The first of them comes after a pause, in which the consumer comes to
+  rest and the code leaves the core's caches; it is shown on its own. Beside the writer: a plain copy into warm shared
+  memory, ``multiprocessing.Manager().Queue()`` (what FastDeploy uses) and ``multiprocessing.Queue``, whose thread
+  pickles later, at the engine's expense. Gates, for the others: ``submit`` at most 1.25 x the copy + 80 us (from 16 MiB
+  on 1.4 x, and the first, since later ones share the memory with the worker), ``reserve`` and ``publish`` at most 100 us each at any size, 45 submits of one layer each at most 3 ms,
+  ``submit(layout="token_first")`` six times as fast as NumPy's transposition.
 * ``sustained``: megabytes per second with the arena full most of the time. Gates: to ``noop`` without validation 40 %
   of a copy through as much shared memory as the arena has (a copy that stays in the caches is printed beside it), to
   ``local`` 85 % of a bare loop of the same store's puts.

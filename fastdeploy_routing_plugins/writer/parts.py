@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arrays import as_numpy, layer_first
 from ..errors import InvalidRecordError
 from ..keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_ID_BYTES, RoutingKey, as_key, check_int
 from ..names import MAX_TOKENS
@@ -36,8 +37,12 @@ def put_operation(
     choice: int,
     attempt: int,
     weight_versions: Sequence[WeightSpan],
+    token_first: bool,
 ) -> PutOp:
-    """Checks everything about a part but its ids; see ``RoutingWriter.submit`` for the arguments.
+    """Checks everything about a part but its ids.
+
+    ``token_first`` is the payload's order, ``shape`` always ``(layers, tokens, top_k)``; see ``RoutingWriter.submit``
+    for the other arguments.
 
     Raises:
         InvalidRecordError: the shape does not fit the schema or the ranges stated.
@@ -77,7 +82,26 @@ def put_operation(
         time_ns=time.time_ns(),
         nbytes=shape[0] * shape[1] * shape[2] * dtype.itemsize,
         weight_versions=tuple((span.start, span.stop, span.version) for span in spans) if spans else (),
+        token_first=token_first,
     )
+
+
+def laid_out(
+    routing: Any, layout: str, *, may_turn: bool
+) -> tuple[npt.NDArray[Any], np.dtype[Any], tuple[int, ...], bool]:
+    """Returns how a part is copied: the array as it is walked, the payload's dtype, the part's shape, and its order.
+
+    Args:
+        routing: See ``RoutingWriter.submit``.
+        layout: See ``RoutingWriter.submit``.
+        may_turn: Whether an array that lies token by token may be copied so, ``[tokens, layers, top_k]``: the worker
+            has more time to turn it than the engine. The last value returned says whether that is so.
+    """
+    array = layer_first(as_numpy(routing), layout)
+    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    if may_turn and not array.flags.c_contiguous and array.transpose(1, 0, 2).flags.c_contiguous:
+        return array.transpose(1, 0, 2), dtype, array.shape, True
+    return array, dtype, array.shape, False
 
 
 def reserved_shape(schema: RoutingSchema, num_tokens: int, layers: Selection) -> tuple[int, int, int]:

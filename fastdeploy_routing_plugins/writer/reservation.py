@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreClosedError
@@ -26,7 +25,7 @@ class Reservation:
         view: Writable ``[layers, tokens, top_k]``, C order; its first content is undefined.
     """
 
-    __slots__ = ("_block", "_operation", "_pid", "_seconds", "_writer", "view")
+    __slots__ = ("_block", "_operation", "_seconds", "_writer", "view")
 
     def __init__(
         self, writer: RoutingWriter, operation: PutOp, block: Block, view: npt.NDArray[Any], seconds: float
@@ -36,7 +35,6 @@ class Reservation:
         self._operation = operation
         self._block: Block | None = block
         self._seconds = seconds
-        self._pid = os.getpid()
 
     def __enter__(self) -> Reservation:
         return self
@@ -67,6 +65,6 @@ class Reservation:
             self._writer.cancel_reserved(block)
 
     def __del__(self) -> None:
-        if getattr(self, "_block", None) is not None and os.getpid() == self._pid:
+        if getattr(self, "_block", None) is not None and not self._writer.closed:  # a forked child's is closed
             _log.warning("a reservation for %s was dropped, neither published nor cancelled", self._operation.key)
             self.cancel()

@@ -12,16 +12,17 @@ import numpy as np
 
 from ..arena.arena import Arena, Block
 from ..arena.copying import copy_into
-from ..arrays import as_numpy, layer_first
+from ..arrays import is_token_first
 from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
 from ..keys import RoutingKey, as_key, shown
 from ..schema import RoutingSchema
+from ..spec import Capability
 from . import lifetime
 from .gate import Gate
 from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
 from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
-from .parts import abort_operation, named, native_integers, put_operation, reserved_shape, seal_operation
+from .parts import abort_operation, laid_out, named, native_integers, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
 from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
@@ -73,6 +74,7 @@ class RoutingWriter:
         self.schema = schema
         self.limits = limits = WriterLimits.load() if limits is None else limits
         self._dtype = np.dtype(schema.dtype)
+        self._retains = Capability.RETAIN in resolved.spec.capabilities  # the arena then holds what readers get
         self._closed = True  # until there is something to close
         self._closing = threading.Lock()
         self._hand_over = Window()
@@ -104,6 +106,11 @@ class RoutingWriter:
         if not getattr(self, "_closed", True):
             self._closed = True
             lifetime.dropped(self._supervisor, self._gate, self._arena)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed
 
     def __repr__(self) -> str:
         return f"RoutingWriter({self.resolved.name!r}, namespace={self.resolved.namespace!r})"
@@ -148,13 +155,13 @@ class RoutingWriter:
         """
         began = time.perf_counter()
         self._gate.check()
-        if type(routing) is np.ndarray and routing.dtype is self._dtype and routing.ndim == 3 and layout == _USUAL:
-            array, dtype = routing, self._dtype
+        usual = type(routing) is np.ndarray and routing.dtype is self._dtype and layout == _USUAL and routing.ndim == 3
+        if usual and routing.flags.c_contiguous:
+            array, dtype, shape, turned = routing, self._dtype, routing.shape, False
         else:
-            array = layer_first(as_numpy(routing), layout)
-            dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+            array, dtype, shape, turned = laid_out(routing, layout, may_turn=not self._retains)
         operation = put_operation(
-            self.schema, key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
+            self.schema, key, shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions, turned
         )
         block = self._gate.room(operation)
         if block is None:
@@ -179,6 +186,7 @@ class RoutingWriter:
         total_tokens: int | None = None,
         choice: int = 0,
         attempt: int = 0,
+        layout: str = _USUAL,
         dtype: npt.DTypeLike | None = None,
         weight_versions: Sequence[WeightSpan] = (),
     ) -> Reservation:
@@ -187,8 +195,9 @@ class RoutingWriter:
         ``with writer.reserve(id, n) as slot: slot.view[...] = ...`` publishes at the end of the block, or gives the
         memory back if the block raises; ``slot.publish()`` and ``slot.cancel()`` do so by hand.
 
-        ``slot.view`` has shape ``[layers, num_tokens, top_k]`` and the schema's dtype, unless ``dtype`` names another
-        native integer type. The other arguments are those of ``submit``.
+        ``slot.view`` has shape ``[layers, num_tokens, top_k]``, or ``[num_tokens, layers, top_k]`` with
+        ``layout="token_first"``, and the schema's dtype, unless ``dtype`` names another native integer type. The other
+        arguments are those of ``submit``.
 
         Raises:
             RoutingError: as ``submit``.
@@ -197,13 +206,14 @@ class RoutingWriter:
         self._gate.check()
         wanted = self._dtype if dtype is None else native_integers(dtype)
         shape = reserved_shape(self.schema, num_tokens, layers)
+        turned = layout != _USUAL and is_token_first(layout)
         operation = put_operation(
-            self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
+            self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions, turned
         )
         block = self._gate.room(operation)
         if block is None:
             raise self._gate.full(operation)
-        view = self._arena.array(block, shape, wanted)
+        view = self._arena.array(block, (shape[1], shape[0], shape[2]) if turned else shape, wanted)
         return Reservation(self, operation, block, view, time.perf_counter() - began)
 
     def publish(self, reservation: Reservation) -> Ticket:
@@ -229,8 +239,6 @@ class RoutingWriter:
     def clear(self, *, everything: bool = False) -> Ticket:
         """Deletes the namespace's rollouts of this producer, or of all producers."""
         return self._order(ClearOp(everything=bool(everything)))
-
-    # --- inside -------------------------------------------------------------------------------------------------
 
     def _order(self, operation: Operation) -> Ticket:
         self._gate.check()
@@ -292,20 +300,16 @@ class RoutingWriter:
         """Returns counters, sizes and durations; cheap."""
         return collect(self._arena, self._gate, self._supervisor, self._hand_over)
 
-    # --- reservations -------------------------------------------------------------------------------------------
-
     def publish_reserved(self, operation: PutOp, block: Block, seconds: float) -> Ticket:
         """Publishes a reservation's block; called by the reservation."""
         began = time.perf_counter()
-        self._gate.check()
         ticket = self._gate.publish(operation, block)
         self._hand_over.add(seconds + time.perf_counter() - began)
         return ticket
 
     def cancel_reserved(self, block: Block) -> None:
         """Takes a reservation's block back; called by the reservation."""
-        if not self._closed:
-            self._arena.release(block)
+        self._arena.release(block)  # which does nothing once the arena is closed
 
     def forget(self) -> None:
         """In a forked child: closes what keeps the worker from noticing the engine's end."""
