@@ -8,9 +8,10 @@ the process that it arrives in, outside the clock; only ``noop`` keeps nothing t
   engine does with those that end in one step. The first of them comes after a pause, in which the consumer comes to
   rest and the code leaves the core's caches; it is shown on its own. Beside the writer: a plain copy into warm shared
   memory, ``multiprocessing.Manager().Queue()`` (what FastDeploy uses) and ``multiprocessing.Queue``, whose thread
-  pickles later, at the engine's expense. Gates, for the others: ``submit`` at most 1.25 x the copy + 80 us (from 16 MiB
-  on 1.4 x, and the first, since later ones share the memory with the worker), ``reserve`` and ``publish`` at most 100 us each at any size, 45 submits of one layer each at most 3 ms,
-  ``submit(layout="token_first")`` six times as fast as NumPy's transposition.
+  pickles later, at the engine's expense. Gates, for those after the first: ``submit`` at most 1.25 x the copy + 80 us
+  (from 16 MiB on 1.4 x, and for the first: later ones share the memory with the worker), ``reserve`` and ``publish``
+  at most 100 us each at any size, 45 submits of one layer each at most 3 ms, ``submit(layout="token_first")`` six
+  times as fast as NumPy's transposition.
 * ``sustained``: megabytes per second with the arena full most of the time. Gates: to ``noop`` without validation 40 %
   of a copy through as much shared memory as the arena has (a copy that stays in the caches is printed beside it), to
   ``local`` 85 % of a bare loop of the same store's puts.

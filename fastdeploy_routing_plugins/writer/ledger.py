@@ -235,10 +235,11 @@ class Ledger:
         self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1
         return failure
 
-    def reconcile(self, state_of: Callable[[Block], int], code_of: Callable[[Block], str]) -> None:
+    def reconcile(self, state_of: Callable[[Block], int], code_of: Callable[[Block], str], why: str) -> None:
         """Ends what a dead worker had ended without being able to say so.
 
         Args:
+            why: What is known of failures among it.
             state_of: Returns a block's state; nobody works on the blocks now.
             code_of: Returns the code of the error that a failed block ended in.
         """
@@ -247,8 +248,7 @@ class Ledger:
         outcomes = []
         for number, block, state in found:
             if state == State.FAILED:
-                text = "it failed; the store worker died before it could say more"
-                outcomes.append(Outcome(sequence=number, code=code_of(block), message=text))
+                outcomes.append(Outcome(sequence=number, code=code_of(block), message=why))
             elif state in (State.DONE, State.RETAINED):
                 outcomes.append(Outcome(sequence=number, retained=state == State.RETAINED))
         self.settle(outcomes)
@@ -296,14 +296,15 @@ class Ledger:
         with self.changed:
             return self.changed.wait_for(over, min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
 
-    def report(self) -> FlushReport:
-        """Returns what ended since the last report, and what is pending."""
+    def report(self, below: int | None = None) -> FlushReport:
+        """Returns what ended since the last report, and what is pending, of the operations below a sequence."""
         with self.changed:
+            late = [entry for sequence, entry in self._open.items() if below is None or sequence < below]
             stored, failed = self._since_report
             self._since_report = [0, 0]
             failures = tuple(self._failures)
             self._failures.clear()
-            return FlushReport(stored, failures, failed, len(self._open), self.queue_bytes)
+            return FlushReport(stored, failures, failed, len(late), sum(entry.nbytes for entry in late))
 
     @property
     def pending(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import socket
 
 MAX_PACKET: Final = 1 << 17
+HUNG: Final = 75  # exit status of a worker after a call of the store that did not return
 _MAX_TEXT = 2000  # bytes
 
 
@@ -173,3 +175,18 @@ class Channel:
         """Closes this end."""
         self.open = False
         self.socket.close()
+
+
+class NoteHandler(logging.Handler):
+    """Sends warnings and errors of the worker's loggers to the engine's log."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one record."""
+        try:
+            self._channel.send(Note(record.levelno, short(f"{record.name}: {self.format(record)}")))
+        except Exception:  # noqa: BLE001 - logging must not hurt what is logged
+            self.handleError(record)

@@ -269,7 +269,7 @@ class RoutingWriter:
                     return self._gate.ledger.report()
                 time.sleep(_FULL_PAUSE)
         self._gate.ledger.wait(ticket.sequence + 1, deadline)
-        return self._gate.ledger.report()
+        return self._gate.ledger.report(ticket.sequence + 1)
 
     def close(self, timeout: float | None = 30.0) -> FlushReport:
         """Flushes, ends the worker and removes the arena. Never hangs; harmless when already closed.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RoutingError, StoreClosedError, WorkerError
 from .messages import (
+    HUNG,
     MAX_PACKET,
     Adopted,
     Channel,
@@ -71,7 +72,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._spawning = threading.Lock()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._watch, name="fd-routing-supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._guard, name="fd-routing-supervisor", daemon=True)
         self.restarts = 0
         self.transport = ""
         self.adopted = 0
@@ -133,6 +134,19 @@ class Supervisor:
         self._channel = Channel(ours)
 
     # --- watching -----------------------------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """Watches; a fault of this package in here must not leave anybody waiting for ever."""
+        try:
+            self._watch()
+        except Exception as err:  # noqa: BLE001 - a thread's last resort
+            _log.exception("the writer's own thread failed; nothing is stored any more")
+            self._refusal = WorkerError(f"the writer's own thread failed: {type(err).__name__}: {err}")
+            self._ready.set()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            self._ledger.fail_older(-1.0, self._refusal)
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -211,7 +225,10 @@ class Supervisor:
             self._ready.set()
             return False
         _log.error("the store worker (pid %d) ended: %s; it is replaced", process.pid, why)
-        self._ledger.reconcile(self._arena.state, self._arena.code)
+        failed = "it failed; the store worker died before it could say more"
+        if process.returncode == HUNG:
+            failed = f"the store did not return within {self._limits.call_timeout} s; its worker was replaced"
+        self._ledger.reconcile(self._arena.state, self._arena.code, failed)
         while True:
             # Nobody works on the blocks now, so what is too old can be given up.
             error = self._refusal or WorkerError(f"there is no store worker: {why}")

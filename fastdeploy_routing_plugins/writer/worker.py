@@ -29,13 +29,27 @@ from . import operations
 from .adoption import adopt_others
 from .dispatch import Dispatcher
 from .executing import Executor, Retry, Task
-from .messages import Channel, Done, Finish, Message, Note, Outcome, Ready, Released, Settled, Unable, failed, short
+from .messages import (
+    HUNG,
+    Channel,
+    Done,
+    Finish,
+    Message,
+    Note,
+    NoteHandler,
+    Outcome,
+    Ready,
+    Released,
+    Settled,
+    Unable,
+    failed,
+    short,
+)
 from .operations import Setup
 
 if TYPE_CHECKING:
     from ..arena.layout import BlockHead
 
-HUNG = 75  # exit status after a call that did not return
 _POLL_FIRST, _POLL_LIMIT = 0.0002, 0.002  # s between looks at the ring: busy, and after a quiet second
 _QUIET = 0.05  # s without work before the pauses grow
 _BATCH = 32  # outcomes in one packet
@@ -249,12 +263,9 @@ class Worker:
             text = f"the store did not return within {self._setup.call_timeout} s for what a dead run had left"
             self._say(Note(logging.WARNING, text))
         for task in hung:
-            err = StoreUnavailableError(
-                f"the store did not return within {self._setup.call_timeout} s; its worker is replaced",
-                hint="call_timeout of the writer says how long a call may take",
-            )
             if self._orphan_since is None:
-                self._end(failed(task.block.sequence, err, self._setup.call_timeout), task.block)
+                # The engine learns of it by the mark, once this process is gone and looks at the block no more.
+                self._view.fail(task.block, StoreUnavailableError.code)
         self._tell()
         self._say_the_rest(1.0)
         os._exit(HUNG)
@@ -284,28 +295,13 @@ def _silence() -> None:
     os.close(null)
 
 
-class _NoteHandler(logging.Handler):
-    """Sends warnings and errors of the worker's loggers to the engine's log."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(logging.WARNING)
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Sends one record."""
-        try:
-            self._channel.send(Note(record.levelno, short(f"{record.name}: {self.format(record)}")))
-        except Exception:  # noqa: BLE001 - logging must not hurt what is logged
-            self.handleError(record)
-
-
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; what it handed over is still stored
     arena_fd, control_fd, path = int(arguments[0]), int(arguments[1]), arguments[2]
     below, settled = int(arguments[3]), arguments[4] == "1"
     channel = Channel(socket.socket(fileno=control_fd))
-    logging.getLogger().addHandler(_NoteHandler(channel))
+    logging.getLogger().addHandler(NoteHandler(channel))
     try:
         worker = Worker(ArenaFile(path, arena_fd), channel, below, settled)
     except RoutingError as err:
