@@ -9,13 +9,15 @@ PYTHON :=
 ARGS :=
 
 # How long the random tests run. LONG is what the project promises; without a setting the tests take their short form.
-LONG := FD_ROUTING_TEST_EXAMPLES=2000 FD_ROUTING_TEST_MUTATIONS=100000 FD_ROUTING_TEST_KILLS=1000
+LONG := FD_ROUTING_TEST_EXAMPLES=2000 FD_ROUTING_TEST_MUTATIONS=100000 FD_ROUTING_TEST_KILLS=1000 \
+  FD_ROUTING_TEST_CRASHES=200 FD_ROUTING_TEST_SEQUENCES=10000 FD_ROUTING_TEST_SOAK_SECONDS=1800
+SOAK := 1800
 
 # A quick part of the suite, for further Pythons; paddle is not installed there.
 QUICK := FD_ROUTING_TEST_EXAMPLES=30 FD_ROUTING_TEST_MUTATIONS=500
 QUICK_TESTS := tests/contract tests/resolver tests/store
 
-.PHONY: help setup demo test lint unit wheel pythons packages test-long bench docs clean
+.PHONY: help setup demo test lint unit wheel pythons packages test-long soak bench docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -25,6 +27,7 @@ help:
 	@echo "make setup      set up only"
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make test-long  the tests with their long runs"
+	@echo "make soak       a writer at work for half an hour, whose worker is killed now and then (SOAK=seconds)"
 	@echo "make bench      the benchmarks behind the README's figures"
 	@echo "make docs       write the generated blocks of README.md anew"
 	@echo "make clean      remove everything that was made here"
@@ -77,8 +80,12 @@ pythons: setup
 test-long: packages setup
 	$(LONG) $(PY) -m pytest $(ARGS)
 
+soak: setup
+	FD_ROUTING_TEST_SOAK_SECONDS=$(SOAK) $(PY) -m pytest tests/writer/test_soak.py -rP $(ARGS)
+
 bench: setup
-	$(PY) benchmarks/local_store.py $(ARGS)
+	@status=0; for name in local_store hand_over; do \
+	  echo "benchmarks/$$name.py $(ARGS)"; $(PY) benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
 
 docs: setup
 	$(PY) scripts/readme_includes.py --write

@@ -104,10 +104,14 @@ class PaddleReader:
         path = file_of(self._folder, key)
         tensor = self._load(path)
         over = time.monotonic_ns()
-        same = bool(np.array_equal(tensor.numpy(), routing(tokens, variant)))
+        return over, bool(np.array_equal(tensor.numpy(), routing(tokens, variant)))
+
+    def remove(self, key: str) -> bool:
+        """Deletes a rollout that was waited for."""
+        path = file_of(self._folder, key)
         path.unlink()
         path.parent.rmdir()
-        return over, same
+        return True
 
     def _load(self, path: Path) -> Any:
         end = time.monotonic() + _PATIENCE

@@ -128,11 +128,11 @@ class Consumer:
         found = [self._queues[queue].get()["data"] for _ in range(pieces)]
         return _same(found[0] if pieces == 1 else np.stack(found), tokens, variant)
 
-    def look(self, tokens: int, variant: int) -> bool:
-        """Looks at the shared memory of the plain copy."""
-        return _same(
-            shared_memory(self._memory)[: LAYERS * tokens * TOP_K].reshape(LAYERS, tokens, TOP_K), tokens, variant
-        )
+    def look(self, tokens: int, variants: list[int]) -> bool:
+        """Looks at the shared memory of the plain copy, where rollouts lie one behind the other."""
+        size = LAYERS * tokens * TOP_K
+        memory = shared_memory(self._memory)[: size * len(variants)].reshape(-1, LAYERS, tokens, TOP_K)
+        return all(_same(found, tokens, variant) for found, variant in zip(memory, variants, strict=True))
 
     def read(self, keys: list[str], tokens: int, variant: int) -> bool:
         """Reads rollouts from the store and deletes them; variants alternate."""
@@ -145,7 +145,11 @@ class Consumer:
         """Waits for a rollout; returns when a checked read of it was over (``CLOCK_MONOTONIC``)."""
         found = self._store.get(key, timeout=_PATIENCE / 2).routing
         over = time.monotonic_ns()
-        return over, _same(found, tokens, variant) and self._store.delete(key) == 1
+        return over, _same(found, tokens, variant)
+
+    def remove(self, key: str) -> bool:
+        """Deletes a rollout that was waited for; not before its writer knows that it is stored."""
+        return self._store.delete(key) == 1
 
 
 def _same(found: Any, tokens: int, variant: int) -> bool:

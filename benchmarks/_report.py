@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +22,7 @@ class Measure:
         unit: Of the numbers.
         median: Over rounds, of each round's median.
         best: The least time, or the highest rate.
-        beside: What the group is compared with: its median over this one's, or this one's over its for rates.
+        better: How many times better than what the group is compared with (1), by medians.
     """
 
     group: str
@@ -30,7 +30,7 @@ class Measure:
     unit: str
     median: float
     best: float
-    beside: str = ""
+    better: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,16 @@ class Claim:
 class Samples:
     """What a group's rounds gave: a list of values per round and candidate."""
 
-    rounds: dict[str, list[list[float]]] = field(default_factory=dict)
+    rounds: dict[str, list[list[float]]]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Samples:
+        """Returns an empty one; tables list the candidates in this order."""
+        return cls({name: [] for name in names})
 
     def add(self, what: str, values: list[float]) -> None:
         """Takes one round's values."""
-        self.rounds.setdefault(what, []).append(values)
+        self.rounds[what].append(values)
 
     def median(self, what: str) -> float:
         """Returns the median of the rounds' medians."""
@@ -85,8 +90,7 @@ class Samples:
             values = [value for values in rounds for value in values]
             middle = self.median(what)
             factor = middle / base if rate else base / middle
-            beside_text = "" if what == beside else f"{factor:.2g} x {beside}" if factor < 100 else f"{factor:.0f} x {beside}"
-            yield Measure(group, what, unit, middle, max(values) if rate else min(values), beside_text)
+            yield Measure(group, what, unit, middle, max(values) if rate else min(values), factor)
 
 
 def show(measures: list[Measure], claims: list[Claim], facts: dict[str, Any], *, as_json: bool) -> None:
@@ -99,17 +103,15 @@ def show(measures: list[Measure], claims: list[Claim], facts: dict[str, Any], *,
     if not console.is_terminal:
         console = Console(width=120)
     table = Table(title=", ".join(f"{name} {value}" for name, value in facts.items()))
-    for name in ("", "candidate"):
-        table.add_column(name)
-    for name in ("median", "best", "beside"):
-        table.add_column(name, justify="right")
+    for name in ("", "candidate", "median", "best", "better"):
+        table.add_column(name, justify="right" if name in ("median", "best", "better") else "left")
     last = ""
     for measure in measures:
         if measure.group != last and last:
             table.add_section()
         group, last = "" if measure.group == last else measure.group, measure.group
         numbers = [f"{value:,.0f} {measure.unit}" for value in (measure.median, measure.best)]
-        table.add_row(group, measure.what, *numbers, measure.beside)
+        table.add_row(group, measure.what, *numbers, f"{_number(measure.better)} x")
     console.print(table)
     verdicts = Table(title="gates and expectations (medians)")
     for name in ("", "what", "measured", "wanted", "verdict"):
@@ -123,4 +125,4 @@ def show(measures: list[Measure], claims: list[Claim], facts: dict[str, Any], *,
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.3g}"

@@ -70,14 +70,20 @@ def layer_first(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
     Raises:
         InvalidRecordError: the rank or the layout's name is wrong.
     """
-    given: object = layout
-    if not isinstance(given, str) or given not in LAYOUTS:
-        raise InvalidRecordError(f"layout must be one of {', '.join(LAYOUTS)}, got {shown(layout)}")
+    turned = is_token_first(layout)
     if array.ndim == 2:
         return array[np.newaxis]
     if array.ndim != 3:
         raise InvalidRecordError(f"routing must have 3 axes [layers, tokens, top_k], got shape {array.shape}")
-    return array if layout == "layer_first" else array.transpose(1, 0, 2)
+    return array.transpose(1, 0, 2) if turned else array
+
+
+def is_token_first(layout: str) -> bool:
+    """Whether a layout's name means ``[tokens, layers, top_k]``; raises InvalidRecordError if it is no layout's."""
+    given: object = layout
+    if not isinstance(given, str) or given not in LAYOUTS:
+        raise InvalidRecordError(f"layout must be one of {', '.join(LAYOUTS)}, got {shown(layout)}")
+    return layout == "token_first"
 
 
 def canonical(array: npt.NDArray[Any], schema: RoutingSchema, part: Part, *, validate: bool = True) -> IntArray:

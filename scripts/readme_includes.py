@@ -6,7 +6,7 @@
 A block stands between two comments::
 
     <!-- file: examples/x.py -->    the file, as a fenced block
-    <!-- options: local -->         the options of a store (or common, or writer), as ``describe`` knows them, as a table
+    <!-- options: local -->         options of a store, ``common`` or ``writer``, as a table
     <!-- run: fd-routing list -->   a command and what it prints
     <!-- rows: fd-routing list -->  the same, where further rows do not matter
     <!-- session: A && B -->        commands and what they print, after the page's runnable Python

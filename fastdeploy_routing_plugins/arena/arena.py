@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import StoreClosedError
+from ..errors import ArenaRoomError, StoreClosedError
 from . import file as files
 from .allocator import Extents
-from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, write_block
+from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, read_code, write_block
 from .pins import PinBook
 from .room import choose_size
 
@@ -64,6 +64,7 @@ class Arena:
     def __init__(self, file: ArenaFile) -> None:
         self.file = file
         self._words = file.words
+        self._key = file.head.key
         self._lock = threading.Lock()
         heap = file.head.heap_page
         pages = file.head.pages - heap
@@ -75,6 +76,7 @@ class Arena:
         self._slots = file.head.ring_slots
         self._published = 0
         self._generation = 0
+        self._returned: deque[Block] = deque()  # released, not looked at yet
         self._waiting: list[Block] = []  # done with, but pinned by readers
         self._pins = PinBook(file.path)
         self._closed = False
@@ -92,7 +94,15 @@ class Arena:
             ArenaRoomError: there is not enough room.
             ArenaError: the folder does not allow it.
         """
-        return cls(files.create(folder, choose_size(folder, nbytes), text))
+        file = files.create(folder, choose_size(folder, nbytes), text)
+        try:
+            return cls(file)
+        except BaseException as err:
+            file.remove()
+            file.close()
+            if isinstance(err, OSError):
+                raise ArenaRoomError(f"{folder} has no room for an arena's pins: {err.strerror}") from err
+            raise
 
     @property
     def capacity(self) -> int:
@@ -102,21 +112,30 @@ class Arena:
     @property
     def free(self) -> int:
         """Free bytes of that."""
-        return self._data.free * PAGE
+        with self._lock:
+            self._sweep()
+            return self._data.free * PAGE
 
     @property
     def largest(self) -> int:
         """Bytes of the largest block that fits now."""
-        return self._data.largest * PAGE
+        with self._lock:
+            self._sweep()
+            return self._data.largest * PAGE
 
     def allocate(self, meta: bytes, payload_bytes: int) -> Block | None:
-        """Returns a block to fill, or None if there is no room for it now.
+        """Returns a block to fill, or None if there is no room for it now, or never will be; see ``fits``.
 
         Operations without payload may use a share of the heap that parts cannot, so a full arena still takes them.
         """
+        if len(meta) > MAX_META:
+            return None
         pages, offset = block_size(len(meta), payload_bytes)
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
+            if self._returned:
+                self._sweep()
             page = self._data.take(pages)
             if page is None and self._waiting:
                 self._reclaim()
@@ -134,31 +153,21 @@ class Arena:
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Returns a block's payload as a writable array, in place."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = block.payload_bytes // np.dtype(dtype).itemsize
         flat: npt.NDArray[np.generic] = np.frombuffer(self.file.map, dtype, count, block.payload_at)
         return flat.reshape(shape)
 
     def publish(self, block: Block) -> int | None:
         """Hands a filled block to the worker; returns its sequence, or None while the ring has no slot."""
         with self._lock:
-            self._check_open()
+            if self._closed:
+                raise _closed()
             if self._published - self._words[Live.RING_TAIL] >= self._slots:
                 return None
             sequence = self._published + 1
-            write_block(
-                self.file.data,
-                self._words,
-                self.file.head.key,
-                page=block.page,
-                pages=block.pages,
-                generation=block.generation,
-                sequence=sequence,
-                meta=block.meta,
-                payload_at=block.payload_at - block.page * PAGE,
-                payload_bytes=block.payload_bytes,
-            )
+            page, offset = block.page, block.payload_at - block.page * PAGE
+            heading = page, block.pages, block.generation, sequence, block.meta, offset, block.payload_bytes
+            write_block(self.file.data, self._words, self._key, *heading)
             block.sequence = sequence
             self._words[self._ring + self._published % self._slots] = block.page
             self._published = sequence
@@ -171,26 +180,49 @@ class Arena:
             self._check_open()
             return int(self._words[block.page * PAGE // WORD + Word.STATE])
 
-    def release(self, block: Block) -> None:
-        """Takes a block back; its pages are used again once no reader has a pin on them."""
+    def code(self, block: Block) -> str:
+        """Returns the code of the error that a block ended in, if its state is FAILED."""
         with self._lock:
-            if self._closed:
-                return
-            if block.sequence:
+            self._check_open()
+            return read_code(self.file.data, block.page)
+
+    def release(self, block: Block) -> None:
+        """Takes a block back; its pages are used again once no reader has a pin on them.
+
+        Never waits: the garbage collector may call this in the middle of any other method. If the lock is taken, the
+        next ``allocate`` does the rest.
+        """
+        self._returned.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def _sweep(self) -> None:
+        """Looks at what was released since the last time. Called with the lock held."""
+        if not self._returned:
+            return
+        while self._returned:
+            block = self._returned.popleft()
+            if block.sequence and not self._closed:
                 self._words[block.page * PAGE // WORD + Word.STATE] = State.FREE
             self._waiting.append(block)
-            self._reclaim()
+        self._reclaim()
 
     def _reclaim(self) -> None:
         """Frees what no living reader looks at. The state was set before: a later pin finds the block gone."""
+        if self._closed:
+            return
         pinned = self._pins.pinned()
-        kept = []
-        for block in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for block in waiting:
             if (block.page, block.generation) in pinned:
-                kept.append(block)
-            else:
-                (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
-        self._waiting = kept
+                self._waiting.append(block)
+                continue
+            if block.sequence:
+                self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
+            (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
 
     def restart_ring(self) -> int:
         """Drops what a dead worker did not take; returns the sequence from which the next one reads the ring."""
@@ -206,7 +238,7 @@ class Arena:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosedError("the writer is closed")
+            raise _closed()
 
     def close(self, *, remove: bool) -> None:
         """Lets go of the arena; ``remove`` also takes it from the file system."""
@@ -220,8 +252,10 @@ class Arena:
             self.file.close()
 
     def forget(self) -> None:
-        """Closes the descriptors in a forked child, which is no owner."""
-        for descriptor in (self.file.fd, self._pins._fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.file.fd = -1
+        """In a forked child, which is no owner: closes the descriptors."""
+        self._lock = threading.Lock()  # a thread that is not here may hold the old one
+        self.close(remove=False)
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError("the writer is closed")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 _WORDS = [np.dtype(code) for code in ("c16", "u8", "u4", "u2")]
-_BLOCK = 256  # tokens transposed at a time; their rows stay in the first-level cache
+_BLOCK = 512  # tokens transposed at a time: their rows stay in the second-level cache, and calls are few
 
 
 def copy_into(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
@@ -21,10 +21,10 @@ def copy_into(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         target: C order, native byte order.
         source: Any memory order and byte order.
     """
-    layers, tokens, top_k = source.shape
     if source.flags.c_contiguous or source.size == 0:
         np.copyto(target, source)
         return
+    layers, tokens, top_k = source.shape
     moved = _as_words(source)
     if moved is None or abs(moved.strides[0]) >= abs(moved.strides[1]):
         np.copyto(target, source)  # layer by layer already: NumPy copies long runs

@@ -18,27 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ArenaError, ArenaRoomError
-from .layout import FILE_HEAD, FILE_MAGIC, PAGE, RING_SLOTS, VERSION, WORD, Live, pages_for
+from .head import plan, read_head, write_head
+from .layout import PAGE, WORD, Live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NAME = re.compile(r"fd-routing-(\d+)-[0-9a-f]{16}\.arena", re.ASCII)
-_MAX_TEXT = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class FileHead:
-    """The first page of an arena; see ``layout``."""
-
-    pages: int
-    key: int
-    ring_page: int
-    ring_slots: int
-    heap_page: int
-    text_bytes: int
-    owner_pid: int
-    owner_start: int
+_STEP = 16 << 20
+_TRIES, _PAUSE = 20, 0.001  # for the lock of an arena, and s between: others look whether it is in use
 
 
 class ArenaFile:
@@ -54,21 +42,24 @@ class ArenaFile:
         self.path = path
         self.fd = fd
         size = os.fstat(fd).st_size
-        self.head = _read_head(path, fd, size)
+        self.head = read_head(path, fd, size)
         flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
-        # A mapping keeps a descriptor of its own, which forked children inherit: it must not carry the lock.
-        unlocked = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.map = mmap.mmap(unlocked, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(unlocked)
+            # A mapping keeps a descriptor of its own, which forked children inherit: it must not carry the lock.
+            unlocked = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self.map = mmap.mmap(unlocked, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            finally:
+                os.close(unlocked)
+        except (OSError, ValueError) as err:
+            raise ArenaError(f"{path} cannot be mapped: {err}") from err
         self.data = memoryview(self.map)
         self.words = self.data.cast("Q")
 
     @property
     def nbytes(self) -> int:
         """Size of the file."""
-        return len(self.data)
+        return self.head.pages * PAGE
 
     @property
     def text(self) -> bytes:
@@ -87,9 +78,7 @@ class ArenaFile:
 
     def remove(self) -> None:
         """Removes the arena and its pins from the file system. Only for its owner, or for who holds its lock."""
-        for path in (self.path, pins_path(self.path)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        _remove(self.path)
 
 
 def pins_path(path: str) -> str:
@@ -98,10 +87,11 @@ def pins_path(path: str) -> str:
 
 
 def start_time(pid: int) -> int:
-    """Returns when a process started, in clock ticks since boot; 0 if there is no such process."""
+    """Returns when a process started, in clock ticks since boot; 0 if there is none, or only its entry is left."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            fields = file.read().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -127,7 +117,9 @@ def create(folder: str, size: int, text: bytes) -> ArenaFile:
         except OSError as err:
             raise ArenaError(f"no arena can be made in {folder}: {err.strerror}", hint="set arena_dir") from err
         try:
-            if not _lock(fd) or os.fstat(fd).st_nlink == 0:  # somebody took it for a leftover
+            if not _lock(fd) or os.fstat(fd).st_nlink == 0:  # somebody takes it for a leftover
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
                 os.close(fd)
                 continue
             _fill(fd, size, text)
@@ -137,54 +129,28 @@ def create(folder: str, size: int, text: bytes) -> ArenaFile:
                 os.unlink(path)
             with contextlib.suppress(OSError):
                 os.close(fd)
-            if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.ENOMEM):
+            if not isinstance(err, OSError):
+                raise
+            if err.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise ArenaRoomError(f"{folder} has no room for {size} bytes", hint="set arena_bytes lower") from err
-            raise
+            raise ArenaError(f"no arena can be made in {folder}: {err.strerror}", hint="set arena_dir") from err
 
 
 def _fill(fd: int, size: int, text: bytes) -> None:
-    if len(text) > _MAX_TEXT:
-        raise ArenaError(f"the configuration has {len(text)} bytes, an arena keeps {_MAX_TEXT}")
-    # Allocated now: a tmpfs that is full later would kill the process that writes to the mapping.
-    os.posix_fallocate(fd, 0, size)
-    ring_page = 2 + pages_for(len(text))
-    heap_page = ring_page + pages_for(RING_SLOTS * WORD)
-    if heap_page + 2 > size // PAGE:
-        raise ArenaRoomError(f"{size} bytes are too few for an arena", hint="set arena_bytes higher")
-    os.pwrite(fd, text, 2 * PAGE)
-    key = int.from_bytes(os.urandom(8), "little")
-    pid = os.getpid()
-    numbers = (VERSION, size // PAGE, key, ring_page, RING_SLOTS, heap_page, len(text), pid, start_time(pid))
-    head = FILE_HEAD.pack(FILE_MAGIC, *numbers)
-    os.pwrite(fd, head[WORD:], WORD)
-    os.pwrite(fd, head[:WORD], 0)  # the magic comes last: a file without it was never used
+    head = plan(size, text, os.getpid(), start_time(os.getpid()))
+    room = os.fstatvfs(fd)
+    if room.f_blocks and size > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    # Allocated now: a tmpfs that is full later would kill the process that writes to the mapping. In steps: a signal
+    # undoes a step, and an engine may be profiled by hundreds of them a second.
+    for at in range(0, size, _STEP):
+        os.posix_fallocate(fd, at, min(_STEP, size - at))
+    write_head(fd, head, text)
 
 
-def _read_head(path: str, fd: int, size: int) -> FileHead:
-    raw = os.pread(fd, FILE_HEAD.size, 0)
-    if len(raw) < FILE_HEAD.size:
-        raise ArenaError(f"{path} is no arena")
-    magic, version, *numbers = FILE_HEAD.unpack(raw)
-    if magic != FILE_MAGIC or version != VERSION:
-        raise ArenaError(f"{path} is no arena of this version", hint="`fd-routing clean` of its own version reads it")
-    head = FileHead(*numbers)
-    text_end = 2 + pages_for(head.text_bytes)
-    ring_end = head.ring_page + pages_for(head.ring_slots * WORD)
-    sound = (
-        size == head.pages * PAGE
-        and head.text_bytes <= _MAX_TEXT
-        and text_end <= head.ring_page
-        and 0 < head.ring_slots <= 1 << 20
-        and ring_end <= head.heap_page < head.pages
-    )
-    if not sound:
-        raise ArenaError(f"{path} is damaged: its head contradicts its size")
-    return head
-
-
-def _lock(fd: int) -> bool:
+def _lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -207,8 +173,13 @@ class Found:
     made: float
 
 
-def find(folder: str) -> Iterator[Found]:
-    """Yields this user's arenas in a folder, in use or not; half-made ones of dead processes are removed."""
+def find(folder: str, *, tidy: bool = True) -> Iterator[Found]:
+    """Yields this user's arenas in a folder, in use or not.
+
+    Args:
+        folder: The folder.
+        tidy: Whether half-made arenas of dead processes, and pins without an arena, are removed on the way.
+    """
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -217,23 +188,25 @@ def find(folder: str) -> Iterator[Found]:
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) != os.geteuid():
             continue
-        found = _look_at(os.path.join(folder, name))
+        found = _look_at(os.path.join(folder, name), tidy)
         if found is not None:
             yield found
-    _remove_lonely_pins(folder, names)
+    if tidy:
+        _remove_lonely_pins(folder, names)
 
 
-def _look_at(path: str) -> Found | None:
-    """Returns what an arena file is; removes it, and returns None, if its maker died before it was one."""
+def _look_at(path: str, tidy: bool) -> Found | None:
+    """Returns what an arena file is; None, and may remove it, if its maker died before it was one."""
     try:
         fd = _open(path)
     except OSError:
         return None
     try:
         found = os.fstat(fd)
-        used = not _lock(fd)
-        if not used and os.pread(fd, WORD, 0) == bytes(WORD):
-            _unlink_if_same(path, found)
+        used = not _lock(fd, fcntl.LOCK_SH)  # several may look at once
+        if not used and not any(os.pread(fd, WORD, 0)):
+            if tidy:
+                _unlink_if_same(path, found)
             return None
         return Found(path, found.st_size, used, max(0.0, time.time() - found.st_mtime))
     finally:
@@ -251,13 +224,43 @@ def take(path: str) -> ArenaFile | None:
     except OSError:
         return None
     try:
-        if _lock(fd) and os.fstat(fd).st_nlink > 0:
+        if _claim(fd):
             return ArenaFile(path, fd)
     except BaseException:
         os.close(fd)
         raise
     os.close(fd)
     return None
+
+
+def peek(path: str) -> ArenaFile:
+    """Opens an arena without its lock, only to look at it.
+
+    Raises:
+        ArenaError: it is damaged or of another version.
+        OSError: it is gone, or somebody else's.
+    """
+    fd = _open(path)
+    try:
+        return ArenaFile(path, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def remove_unread(path: str) -> bool:
+    """Removes an arena that nobody uses, whatever is in it; returns whether it did."""
+    try:
+        fd = _open(path)
+    except FileNotFoundError:
+        return False
+    try:
+        if not _claim(fd):
+            return False
+        _remove(path)
+        return True
+    finally:
+        os.close(fd)
 
 
 def worker_of(file: ArenaFile) -> tuple[int, int]:
@@ -275,6 +278,21 @@ def _open(path: str) -> int:
     return fd
 
 
+def _claim(fd: int) -> bool:
+    """Locks an arena file that nobody uses; False if somebody does, or removed it. Others may look at it meanwhile."""
+    for _ in range(_TRIES):
+        if _lock(fd):
+            return os.fstat(fd).st_nlink > 0
+        time.sleep(_PAUSE)
+    return False
+
+
+def _remove(path: str) -> None:
+    for each in (path, pins_path(path)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(each)
+
+
 def _unlink_if_same(path: str, found: os.stat_result) -> None:
     with contextlib.suppress(OSError):
         if os.path.samestat(os.lstat(path), found):
@@ -284,13 +302,12 @@ def _unlink_if_same(path: str, found: os.stat_result) -> None:
 def _remove_lonely_pins(folder: str, names: list[str]) -> None:
     for name in names:
         arena = name.removesuffix(".pins")
-        if (
-            arena != name
-            and arena not in names
-            and (match := _NAME.fullmatch(arena))
-            and int(match[1]) == os.geteuid()
-        ):
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):
-                if not os.path.lexists(os.path.join(folder, arena)):
-                    os.unlink(path)
+        match = _NAME.fullmatch(arena)
+        if arena == name or arena in names or match is None or int(match[1]) != os.geteuid():
+            continue
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            found = os.lstat(path)
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if own and not os.path.lexists(os.path.join(folder, arena)):
+                os.unlink(path)

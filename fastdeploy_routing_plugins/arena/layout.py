@@ -10,7 +10,8 @@ The file, in pages of 4,096 bytes, all words little-endian u64::
 
 A block is a run of pages. It begins with a head of 16 words and the meta text, its payload begins on a page border,
 and its last two words repeat generation and sequence, so that a block whose tail equals its head was written whole.
-The checksum is XXH3-64 of head and meta, seeded with the arena's random key: no payload can pass for a head.
+The checksum is XXH3-64 of page, head and meta, seeded with the arena's random key: no payload can pass for a head, nor
+can a copy of a block on other pages. A freed block's magic is wiped, so pages that are free have no old heads.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ MAX_META: Final = 1 << 20
 FILE_HEAD: Final = struct.Struct("<10Q")
 HEAD_BYTES: Final = 128
 TAIL_BYTES: Final = 16
-_CHECKED = struct.Struct("<6Q")  # generation, sequence, pages, meta bytes, payload's place, payload bytes
+CODE_BYTES: Final = 48
+_CHECKED = struct.Struct("<7Q")  # page, generation, sequence, pages, meta bytes, payload's place, payload bytes
+_END = struct.Struct("<Q56x")  # checksum; starts and code are zero at first
 
 
-class Live(IntEnum):
+class Live:
     """Index, in words, of what changes while the arena lives."""
 
-    RING_HEAD = 512  # blocks ever published; written by the engine
-    RING_TAIL = 520  # blocks ever taken; written by the worker
-    HEARTBEAT = 528  # grows while the worker's main loop turns
-    WORKER_PID = 536
-    WORKER_START = 544
-    CLOSED = 552  # 1 when the engine closed in good order
+    RING_HEAD: Final = 512  # blocks ever published; written by the engine
+    RING_TAIL: Final = 520  # blocks ever taken; written by the worker
+    HEARTBEAT: Final = 528  # grows while the worker's main loop turns
+    WORKER_PID: Final = 536
+    WORKER_START: Final = 544
 
 
 class State(IntEnum):
@@ -54,21 +56,27 @@ class State(IntEnum):
     READY = 1  # published by the engine, not done yet
     DONE = 2  # the worker did it; whole and readable in the store
     RETAINED = 3  # done, and the backend still uses the payload
+    FAILED = 4  # ended in an error, which ``Word.CODE`` names
 
 
-class Word(IntEnum):
+class Word:
     """Index of a word within a block's head."""
 
-    MAGIC = 0
-    STATE = 1
-    GENERATION = 2
-    SEQUENCE = 3
-    PAGES = 4
-    META_BYTES = 5
-    PAYLOAD_AT = 6
-    PAYLOAD_BYTES = 7
-    CHECKSUM = 8
-    STARTS = 9  # how often a worker began this block and died or hung before it ended
+    MAGIC: Final = 0
+    STATE: Final = 1
+    GENERATION: Final = 2
+    SEQUENCE: Final = 3
+    PAGES: Final = 4
+    META_BYTES: Final = 5
+    PAYLOAD_AT: Final = 6
+    PAYLOAD_BYTES: Final = 7
+    CHECKSUM: Final = 8
+    STARTS: Final = 9  # how often a worker began this block and died or hung before it ended
+    CODE: Final = 10  # the error's code, ASCII, padded with zeros to ``CODE_BYTES``
+
+
+_BEGIN = struct.pack("<2Q", BLOCK_MAGIC, State.FREE)
+_READY = int(State.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +111,20 @@ def pages_for(nbytes: int) -> int:
 
 def block_size(meta_bytes: int, payload_bytes: int) -> tuple[int, int]:
     """Returns ``(pages of a block, offset of its payload in bytes)``."""
-    payload_at = pages_for(HEAD_BYTES + meta_bytes) * PAGE
-    if payload_bytes == 0:
-        return pages_for(HEAD_BYTES + meta_bytes + TAIL_BYTES), payload_at
-    return pages_for(payload_at + payload_bytes + TAIL_BYTES), payload_at
+    payload_at = -(-(HEAD_BYTES + meta_bytes) // PAGE) * PAGE
+    end = payload_at + payload_bytes if payload_bytes else HEAD_BYTES + meta_bytes
+    return -(-(end + TAIL_BYTES) // PAGE), payload_at
 
 
-def checksum(key: int, checked: bytes, meta: bytes | memoryview) -> int:
-    """Returns the digest that only heads of this arena have."""
-    state = xxhash.xxh3_64(checked, seed=key)
-    state.update(meta)
-    return state.intdigest()
+def checksum(key: int, checked: bytes, meta: bytes) -> int:
+    """Returns the digest that only a head of this arena on this page has."""
+    return xxhash.xxh3_64_intdigest(checked + meta, key)
 
 
 def write_block(
     data: memoryview,
     words: memoryview,
     key: int,
-    *,
     page: int,
     pages: int,
     generation: int,
@@ -143,18 +147,14 @@ def write_block(
         payload_at: Offset of the payload within the block.
         payload_bytes: See ``BlockHead``.
     """
+    # An engine's thread waits for this: few calls, each for many words.
     at = page * PAGE
-    first = at // WORD
-    checked = _CHECKED.pack(generation, sequence, pages, len(meta), payload_at, payload_bytes)
-    data[at + HEAD_BYTES : at + HEAD_BYTES + len(meta)] = meta
-    data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD] = checked
-    words[first + Word.CHECKSUM] = checksum(key, checked, meta)
-    words[first + Word.STARTS] = 0
-    last = (at + pages * PAGE) // WORD
-    words[last - 2] = generation
-    words[last - 1] = sequence
-    words[first + Word.MAGIC] = BLOCK_MAGIC
-    words[first + Word.STATE] = State.READY
+    end = at + pages * PAGE
+    checked = _CHECKED.pack(page, generation, sequence, pages, len(meta), payload_at, payload_bytes)
+    head = b"".join((_BEGIN, checked[WORD:], _END.pack(checksum(key, checked, meta)), meta))
+    data[at : at + len(head)] = head
+    data[end - TAIL_BYTES : end] = checked[WORD : WORD + TAIL_BYTES]
+    words[at // WORD + Word.STATE] = _READY
 
 
 def read_block(data: memoryview, words: memoryview, key: int, page: int) -> BlockHead | None:
@@ -163,8 +163,8 @@ def read_block(data: memoryview, words: memoryview, key: int, page: int) -> Bloc
     first = at // WORD
     if page <= 0 or at + PAGE > len(data) or words[first + Word.MAGIC] != BLOCK_MAGIC:
         return None
-    checked = bytes(data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD])
-    generation, sequence, pages, meta_bytes, payload_at, payload_bytes = _CHECKED.unpack(checked)
+    checked = page.to_bytes(WORD, "little") + data[at + Word.GENERATION * WORD : at + Word.CHECKSUM * WORD]
+    _, generation, sequence, pages, meta_bytes, payload_at, payload_bytes = _CHECKED.unpack(checked)
     end = at + pages * PAGE
     if pages == 0 or end > len(data) or meta_bytes > min(MAX_META, pages * PAGE - HEAD_BYTES - TAIL_BYTES):
         return None
@@ -178,3 +178,9 @@ def read_block(data: memoryview, words: memoryview, key: int, page: int) -> Bloc
         return None
     starts = words[first + Word.STARTS]
     return BlockHead(page, pages, generation, sequence, meta, at + payload_at, payload_bytes, starts)
+
+
+def read_code(data: memoryview, page: int) -> str:
+    """Returns the code of the error that the block on a page ended in."""
+    at = page * PAGE + Word.CODE * WORD
+    return bytes(data[at : at + CODE_BYTES]).rstrip(b"\0").decode("ascii", "replace")

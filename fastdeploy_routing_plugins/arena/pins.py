@@ -3,21 +3,27 @@
 A pin is a slot of the file beside the arena: process id, its start time, block, generation. The reader also holds a
 lock on the slot's bytes, which the kernel frees when the reader dies, even in another container where process ids mean
 something else; so the lock decides whether a pin counts, and the numbers are for people.
+
+Pins belong to the process that made them. A child that it forks could keep them beyond its parent's end, or give them
+back behind its parent's back, so ``Pins`` lets go of the file there: the child opens its own, and looks at what it
+pinned itself.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
 import threading
+import weakref
+from functools import lru_cache
 from typing import Final
+
+import numpy as np
 
 from ..errors import ArenaError
 from .file import pins_path, start_time
-from .layout import PAGE
 
 SLOTS: Final = 4096
 _SLOT = struct.Struct("<4Q")
@@ -53,21 +59,24 @@ class Pins:
 
     def __init__(self, arena: str) -> None:
         try:
-            self._fd = os.open(pins_path(arena), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._fd = _open(arena, 0)
         except OSError as err:
             raise ArenaError(f"the pins of {arena} cannot be opened: {err.strerror}") from err
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may unpin in the middle of ``pin``
         self._mine: set[int] = set()
         self._identity = os.getpid(), start_time(os.getpid())
+        _open_pins().add(self)
 
     def pin(self, page: int, generation: int) -> int:
-        """Pins a block and returns the slot. Look at the block's generation *after* this: it may be gone already.
+        """Pins a block and returns the slot. Ask for the block's state *after* this: it may be gone already.
 
         Raises:
-            ArenaError: all slots are taken.
+            ArenaError: all slots are taken, or the pins are closed.
         """
-        os.pwrite(self._fd, b"\1", _EVER)
         with self._lock:
+            if self._fd < 0:
+                raise ArenaError("these pins are closed, or a parent process opened them", hint="open them here")
+            os.pwrite(self._fd, b"\1", _EVER)
             first = (page * 0x9E3779B1) % SLOTS
             for probe in range(SLOTS):
                 slot = (first + probe) % SLOTS
@@ -89,7 +98,39 @@ class Pins:
         """Gives all pins back."""
         for slot in list(self._mine):
             self.unpin(slot)
-        os.close(self._fd)
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def forget(self) -> None:
+        """In a forked child: lets go of the parent's pins, which stay."""
+        self._lock = threading.RLock()  # a thread that is not here may hold the old one
+        self._mine.clear()
+        self.close()
+
+
+@lru_cache(maxsize=1)
+def _open_pins() -> weakref.WeakSet[Pins]:
+    """The pins of this process."""
+    pins: weakref.WeakSet[Pins] = weakref.WeakSet()
+
+    def forget() -> None:
+        for each in list(pins):
+            each.forget()
+        pins.clear()
+
+    os.register_at_fork(after_in_child=forget)
+    return pins
+
+
+def _open(arena: str, flags: int) -> int:
+    """Opens the file of an arena's pins; refuses one that somebody else put there."""
+    fd = os.open(pins_path(arena), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
+    if os.fstat(fd).st_uid != os.geteuid():
+        os.close(fd)
+        raise PermissionError(errno.EPERM, "a foreign file")
+    return fd
 
 
 class PinBook:
@@ -100,25 +141,26 @@ class PinBook:
     """
 
     def __init__(self, arena: str) -> None:
-        self._fd = os.open(pins_path(arena), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(self._fd, 0, _EVER + PAGE)
-        unlocked = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-        self._ever = mmap.mmap(unlocked, PAGE, prot=mmap.PROT_READ, offset=_EVER)
-        os.close(unlocked)
+        self._fd = _open(arena, os.O_CREAT)
+        try:
+            os.posix_fallocate(self._fd, 0, _EVER + 1)
+        except BaseException:
+            self.close()
+            raise
 
     def pinned(self) -> set[tuple[int, int]]:
         """Returns ``(page, generation)`` of every block that a living reader looks at; drops pins of dead ones."""
-        if not self._ever[0]:
+        # By a system call, after which every reader sees what the owner wrote to the arena before.
+        if not any(os.pread(self._fd, 1, _EVER)):
             return set()
         raw = os.pread(self._fd, len(_ZEROS), 0)
         if raw == _ZEROS:
             return set()
+        rows = np.frombuffer(raw, "<u8", len(raw) // _SLOT.size * 4).reshape(-1, 4)
         found = set()
-        for slot, (pid, _, page, generation) in enumerate(_SLOT.iter_unpack(raw)):
-            if pid == 0:
-                continue
+        for slot in np.flatnonzero(rows[:, 0]).tolist():
             if _locked(self._fd, slot):
-                found.add((page, generation))
+                found.add((int(rows[slot, 2]), int(rows[slot, 3])))
             elif _lock(self._fd, slot, fcntl.F_WRLCK):
                 os.pwrite(self._fd, bytes(_SLOT.size), slot * _SLOT.size)
                 _lock(self._fd, slot, fcntl.F_UNLCK)
@@ -126,5 +168,6 @@ class PinBook:
 
     def close(self) -> None:
         """Closes the file."""
-        self._ever.close()
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

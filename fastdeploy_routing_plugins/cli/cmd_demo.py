@@ -62,8 +62,9 @@ def command(
 ) -> int:  # fmt: skip
     """Run a small Mixture-of-Experts model in a rollout process, and replay its routing in a trainer process.
 
-    Routing travels through the store that is named, in a namespace of its own; without one, and with --store local
-    alone, through a folder of its own. Exits with 1 if anything is missing or differs, or if replay does not help.
+    Routing goes from the rollout process through a writer, its worker and a store to the trainer. The store is the
+    one that is named, in a namespace of its own; without one, and with --store local alone, a folder of its own.
+    Exits with 1 if anything is missing or differs, or if replay does not help.
     """
     if sabotage and requests < 2:
         raise UsageProblem("--sabotage swaps two records", "use --requests 2 or more")
@@ -150,11 +151,17 @@ def _print(out: Output, report: DemoReport, store: ResolvedStore) -> None:
             ),
             ("routing per token", f"{show_bytes(report.bytes_per_token)} ({report.tokens} tokens)"),
         ]
-    if report.put_max_s:
-        rows.append(("put", f"median {show_time(report.put_median_s)}, max {show_time(report.put_max_s)}"))
+    if report.hand_over_max_s:
+        rows += [
+            ("transport", report.transport),
+            ("hand-over to the writer", _times(report.hand_over_median_s, report.hand_over_max_s)),
+            ("store, in the writer's worker", _times(report.store_median_s, report.store_max_s)),
+        ]
     if report.get_max_s:
-        rows.append(
-            ("get, waiting included", f"median {show_time(report.get_median_s)}, max {show_time(report.get_max_s)}")
-        )
+        rows.append(("get, waiting included", _times(report.get_median_s, report.get_max_s)))
     rows.append(("time", f"{show_time(report.wall_s)}"))
     out.table(("WHAT", "RESULT"), rows)
+
+
+def _times(median: float, longest: float) -> str:
+    return f"median {show_time(median)}, max {show_time(longest)}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastdeploy_routing_plugins.cli.asking import confirmed
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
 from fastdeploy_routing_plugins.cli.cmd_ls import show_rollouts
-from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import Output, clean, show_bytes
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +49,7 @@ def command(
         if dry_run:
             show_rollouts(out, found)
             out.note(f"would delete {size} of {where}")
-        elif found and not yes and not _confirmed(f"Delete {size} of {where}?"):
+        elif found and not yes and not confirmed(f"Delete {size} of {where}?", "deletes"):
             refused = True
             out.note("nothing was deleted")
         elif found:
@@ -72,12 +71,3 @@ def command(
 
 def _name(key: RoutingKey) -> dict[str, Any]:
     return {"id": key.rollout_id, "choice": key.choice, "kind": key.kind}
-
-
-def _confirmed(question: str) -> bool:
-    print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline() if sys.stdin is not None else ""
-    if not answer:
-        print(file=sys.stderr)
-        raise UsageProblem("nobody answered", "--yes deletes without asking")
-    return answer.strip().lower() in ("y", "yes")

@@ -46,6 +46,7 @@ _COMMANDS = {
     "get": "Save a rollout's routing as .npy or .safetensors.",
     "verify": "Read rollouts and check every byte.",
     "rm": "Delete rollouts.",
+    "clean": "Store what dead engines left in shared memory, and remove it.",
     "demo": "Run rollout and training with a small model, with and without replay.",
 }
 _EPILOG = f"""\b
@@ -101,6 +102,8 @@ class _Commands(click.Group):
         out = Output(document_stream or sys.stdout, json=json, debug=debug)
         with redirect_stdout(sys.stderr if json else sys.stdout):
             code = _run(self, arguments, out)
+        if out.abandoned:
+            os._exit(code)
         sys.exit(code)
 
 

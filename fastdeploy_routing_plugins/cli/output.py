@@ -23,11 +23,13 @@ class Output:
     Attributes:
         json: Whether the one result is a JSON document.
         debug: Whether tracebacks are shown.
+        abandoned: Whether a store's call that hangs was left behind: the process must not wait for its threads.
     """
 
     def __init__(self, stream: TextIO | None, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
+        self.abandoned = False
         self._stream = stream  # None if stdout was closed from the start
         self._documents = 0
 

@@ -1,4 +1,4 @@
-"""The rollout process of the demo: samples in float16 and puts every finished request's routing into the store.
+"""The rollout process of the demo: samples in float16 and hands every finished request's routing to a writer.
 
 Also holds what both processes share: the job they are given, the messages on the side channel between them, and the
 events they report. Run as ``python -m fastdeploy_routing_plugins.demo.rollout`` with a job as JSON on stdin.
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from fastdeploy_routing_plugins import RoutingSchema, open_store
+from fastdeploy_routing_plugins import RoutingSchema, RoutingWriter, WriterLimits, open_writer
+from fastdeploy_routing_plugins.arena.room import SHM
 from fastdeploy_routing_plugins.demo.model import KVCache, ModelConfig, MoeTransformer, log_softmax
 from fastdeploy_routing_plugins.errors import RoutingError
 
@@ -29,6 +30,7 @@ _SLOTS = 16
 _PROMPT_TOKENS = (8, 24)
 # Requests end at different times, as they do in an engine: up to this many tokens beyond the number asked for.
 _EXTRA_TOKENS = 16
+_ARENA_BYTES = 32 << 20  # many times what a demo samples, and fits into the 64 MiB that a container has
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class DemoJob:
     """What the two processes are told.
 
     Attributes:
-        store: The configuration given to ``open_store``.
+        store: The configuration given to ``open_writer`` and ``open_store``.
         run: Unique name of this run; part of every rollout id, so that runs sharing a store never meet.
         requests: Number of requests.
         new_tokens: Tokens that every request samples at least.
@@ -44,6 +46,7 @@ class DemoJob:
         sabotage: Whether the rollout process swaps the records of two requests.
         timeout: Seconds after which the trainer stops waiting for records.
         channel: File descriptor of the side channel, the writing end for the rollout process.
+        arena_dir: Folder for the shared memory between the rollout process and its store worker.
     """
 
     store: dict[str, Any]
@@ -54,6 +57,7 @@ class DemoJob:
     sabotage: bool = False
     timeout: float = 120.0
     channel: int = -1
+    arena_dir: str = SHM
 
     @property
     def model(self) -> ModelConfig:
@@ -106,19 +110,29 @@ class RolloutFigures:
     """What the rollout process measured.
 
     Attributes:
-        put_seconds: Duration of every put.
-        seconds: Duration of the whole rollout, building the model included.
+        hand_over_seconds: How long each ``submit`` held the sampling up.
+        store_median_s: Median time that the worker's store took for a part.
+        store_max_s: The longest.
+        transport: How payloads travel, as the writer says.
+        seconds: Duration of the whole rollout, building the model and storing the last part included.
     """
 
-    put_seconds: list[float]
+    hand_over_seconds: list[float]
+    store_median_s: float
+    store_max_s: float
+    transport: str
     seconds: float
 
 
-class Store(Protocol):
-    """The part of ``RoutingStore`` that the demo uses."""
+class Writer(Protocol):
+    """The part of ``RoutingWriter`` that sampling uses."""
 
-    def put(self, rollout_id: str, routing: NDArray[Any], /) -> Any:
-        """Stores the routing of one rollout."""
+    def submit(self, rollout_id: str, routing: NDArray[Any], /) -> Any:
+        """Hands the routing of one rollout over."""
+
+
+class Store(Protocol):
+    """The part of ``RoutingStore`` that the trainer uses."""
 
     def get(self, rollout_id: str, /, *, timeout: float) -> Any:
         """Returns the record of one rollout, waiting up to ``timeout`` seconds."""
@@ -133,15 +147,15 @@ class FinishedRequest:
         tokens: Prompt and sampled tokens.
         prompt_tokens: How many of ``tokens`` are prompt.
         logprobs: Log-probabilities of the sampled tokens.
-        routing: int64 ``[moe_layers, len(tokens) - 1, top_k]``. The last token was sampled but never went through
-            the model, so it has no routing.
+        routing: ``[moe_layers, len(tokens) - 1, top_k]`` in the schema's dtype, as an engine records it. The last
+            token was sampled but never went through the model, so it has no routing.
     """
 
     index: int
     tokens: list[int]
     prompt_tokens: int
     logprobs: list[float]
-    routing: NDArray[np.int64]
+    routing: NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(slots=True)
@@ -207,33 +221,32 @@ def sample(job: DemoJob) -> Iterator[FinishedRequest]:
                 continue
             extend(slot, decode.logits[row, 0], decode.routing[:, row])
             if len(slot.tokens) >= slot.total_tokens:
-                routing = np.concatenate(slot.routing, axis=1)
+                routing = np.concatenate(slot.routing, axis=1).astype(job.schema.dtype)
                 yield FinishedRequest(slot.index, slot.tokens, slot.prompt_tokens, slot.logprobs, routing)
                 slots[row] = None
 
 
-def deliver(store: Store, rollout_id: str, routing: NDArray[np.int64]) -> float:
-    """Hands one request's routing over to the store and returns the seconds it took."""
+def deliver(writer: Writer, rollout_id: str, routing: NDArray[Any]) -> float:
+    """Hands one request's routing over to the writer and returns the seconds that this took."""
     began = time.perf_counter()
-    store.put(rollout_id, routing)
+    writer.submit(rollout_id, routing)
     return time.perf_counter() - began
 
 
 def roll_out(
-    job: DemoJob, store: Store, send: Callable[[Handover], None], progress: Callable[[int, int], None]
-) -> RolloutFigures:
+    job: DemoJob, writer: Writer, send: Callable[[Handover], None], progress: Callable[[int, int], None]
+) -> list[float]:
     """Samples every request, sends its handover and then delivers its routing.
 
     Args:
         job: The job.
-        store: Where the routing goes.
+        writer: Where the routing goes.
         send: Takes what travels beside the store; always called before the routing of that request is delivered.
         progress: Called with the number of delivered requests and of all requests.
 
     Returns:
-        The measured times.
+        Duration of every delivery.
     """
-    began = time.perf_counter()
     seconds: list[float] = []
     held: list[FinishedRequest] = []
     for request in sample(job):
@@ -245,10 +258,26 @@ def roll_out(
         arrays = [each.routing for each in held]
         # Two are held at once only by sabotage: each then gets the other's routing.
         for each, routing in zip(held, reversed(arrays), strict=True):
-            seconds.append(deliver(store, job.rollout_id(each.index), routing))
+            seconds.append(deliver(writer, job.rollout_id(each.index), routing))
             progress(len(seconds), job.requests)
         held.clear()
-    return RolloutFigures(seconds, time.perf_counter() - began)
+    return seconds
+
+
+def figures(
+    job: DemoJob, writer: RoutingWriter, send: Callable[[Handover], None], progress: Callable[[int, int], None]
+) -> RolloutFigures:
+    """Rolls out, waits until everything is stored, and returns what was measured.
+
+    Raises:
+        RoutingError: something was not stored.
+    """
+    began = time.perf_counter()
+    hand_overs = roll_out(job, writer, send, progress)
+    writer.flush(job.timeout).check()
+    stats = writer.stats()
+    seconds = time.perf_counter() - began
+    return RolloutFigures(hand_overs, stats.store.p50, stats.store.max, stats.transport, seconds)
 
 
 def run_process(body: Callable[[DemoJob, Callable[[int, int], None]], Any]) -> int:
@@ -282,13 +311,17 @@ def main() -> int:
     """Entry point of the rollout process; returns the exit code."""
 
     def body(job: DemoJob, progress: Callable[[int, int], None]) -> RolloutFigures:
-        with os.fdopen(job.channel, "wb") as channel, open_store(job.store, schema=job.schema) as store:
+        limits = WriterLimits(arena_bytes=_ARENA_BYTES, arena_dir=job.arena_dir)
+        with (
+            os.fdopen(job.channel, "wb") as channel,
+            open_writer(job.store, schema=job.schema, limits=limits) as writer,
+        ):
 
             def send(handover: Handover) -> None:
                 channel.write(msgspec.json.encode(handover) + b"\n")
                 channel.flush()
 
-            return roll_out(job, store, send, progress)
+            return figures(job, writer, send, progress)
 
     return run_process(body)
 

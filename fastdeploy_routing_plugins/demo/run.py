@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
+import tempfile
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fastdeploy_routing_plugins.arena.room import SHM
 from fastdeploy_routing_plugins.demo.processes import Process, watch
 from fastdeploy_routing_plugins.demo.rollout import DemoJob, RolloutFigures
 from fastdeploy_routing_plugins.demo.trainer import TrainerFigures
+from fastdeploy_routing_plugins.writer.leftovers import end_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fastdeploy_routing_plugins.demo.processes import Progress
 
 # The trainer gives up waiting a little before the whole demo does, so that its report names what is missing.
 _TRAINER_SHARE = 0.8
+# How long a store worker whose rollout process was stopped may go on with what it was handed.
+_FAREWELL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +54,12 @@ class DemoReport:
         logprob_mismatch_with_replay: The same with the recorded expert ids replayed.
         kl_without_replay: Estimate of KL(rollout || trainer), in nats.
         kl_with_replay: The same with the recorded expert ids replayed.
-        put_median_s: Median time of a put, in seconds.
-        put_max_s: Longest put, in seconds.
-        get_median_s: Median time of a get, the wait for the put included, in seconds.
+        hand_over_median_s: Median time that handing a request's routing over held the rollout up, in seconds.
+        hand_over_max_s: Longest such time, in seconds.
+        store_median_s: Median time that the store worker's store took for a request, in seconds.
+        store_max_s: Longest such time, in seconds.
+        transport: How the routing travels, as the writer says.
+        get_median_s: Median time of a get, the wait for the routing included, in seconds.
         get_max_s: Longest get, in seconds.
         rollout_s: Time of the rollout process, without its start, in seconds.
         trainer_s: Time of the trainer process, without its start, the wait for the rollout included, in seconds.
@@ -73,8 +85,11 @@ class DemoReport:
     logprob_mismatch_with_replay: float = 0.0
     kl_without_replay: float = 0.0
     kl_with_replay: float = 0.0
-    put_median_s: float = 0.0
-    put_max_s: float = 0.0
+    hand_over_median_s: float = 0.0
+    hand_over_max_s: float = 0.0
+    store_median_s: float = 0.0
+    store_max_s: float = 0.0
+    transport: str = ""
     get_median_s: float = 0.0
     get_max_s: float = 0.0
     rollout_s: float = 0.0
@@ -97,7 +112,8 @@ def run_demo(
 ) -> DemoReport:
     """Rolls out a Mixture-of-Experts model in one process and replays its routing in another, through a store.
 
-    The rollout process samples in float16; the trainer process reads each request's routing from the store, compares
+    The rollout process samples in float16 and hands each request's routing to a writer, whose worker, a third process,
+    puts it into the store; the trainer process reads each request's routing from the store, compares
     it with a SHA-256 that came beside the store, and recomputes the log-probabilities in float32 with its own routing
     and with the replayed one.
 
@@ -119,24 +135,50 @@ def run_demo(
     if requests < 1 + sabotage or new_tokens < 1 or seed < 0 or timeout <= 0:
         raise ValueError("the demo needs requests >= 1 (2 with sabotage), new_tokens >= 1, seed >= 0 and timeout > 0")
     began = time.monotonic()
-    job = DemoJob(config, uuid.uuid4().hex[:8], requests, new_tokens, seed, sabotage, timeout * _TRAINER_SHARE)
     processes: dict[str, Process] = {}
-    try:
-        read_end, write_end = os.pipe()
+    with _arena_dir() as arena_dir:
+        job = DemoJob(
+            config,
+            uuid.uuid4().hex[:8],
+            requests,
+            new_tokens,
+            seed,
+            sabotage,
+            timeout * _TRAINER_SHARE,
+            arena_dir=arena_dir,
+        )
         try:
-            processes["rollout"] = Process("rollout", replace(job, channel=write_end))
-            processes["trainer"] = Process("trainer", replace(job, channel=read_end))
+            failures = _run(job, processes, began + timeout, progress or (lambda *_: None))
         finally:
-            os.close(read_end)
-            os.close(write_end)
-        failures = watch(list(processes.values()), began + timeout, progress or (lambda *_: None))
-    finally:
-        for process in processes.values():
-            process.stop()
+            for process in processes.values():
+                process.stop()
     raw = {name: process.result for name, process in processes.items()}
     rollout = None if raw["rollout"] is None else msgspec.convert(raw["rollout"], RolloutFigures)
     trainer = None if raw["trainer"] is None else msgspec.convert(raw["trainer"], TrainerFigures)
     return judge(job, failures, rollout, trainer, time.monotonic() - began)
+
+
+def _run(job: DemoJob, processes: dict[str, Process], deadline: float, progress: Progress) -> list[str]:
+    """Starts both processes and follows them to their end; returns what went wrong."""
+    read_end, write_end = os.pipe()
+    try:
+        processes["rollout"] = Process("rollout", replace(job, channel=write_end))
+        processes["trainer"] = Process("trainer", replace(job, channel=read_end))
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    return watch(list(processes.values()), deadline, progress)
+
+
+@contextmanager
+def _arena_dir() -> Iterator[str]:
+    """Makes a folder for the demo's shared memory; at the end nobody works in it any more, and it is gone."""
+    folder = tempfile.mkdtemp(prefix="fd-routing-demo-", dir=SHM if os.access(SHM, os.W_OK) else None)
+    try:
+        yield folder
+    finally:
+        end_workers(folder, _FAREWELL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def judge(
@@ -160,10 +202,13 @@ def judge(
     """
     failures = list(failures)
     measured: dict[str, Any] = {}
-    if rollout is not None and rollout.put_seconds:
+    if rollout is not None and rollout.hand_over_seconds:
         measured |= {
-            "put_median_s": statistics.median(rollout.put_seconds),
-            "put_max_s": max(rollout.put_seconds),
+            "hand_over_median_s": statistics.median(rollout.hand_over_seconds),
+            "hand_over_max_s": max(rollout.hand_over_seconds),
+            "store_median_s": rollout.store_median_s,
+            "store_max_s": rollout.store_max_s,
+            "transport": rollout.transport,
             "rollout_s": rollout.seconds,
         }
     if trainer is not None:

@@ -79,6 +79,11 @@ class ResolvedStore:
         """Returns all options in force, the common ones included, with secrets hidden."""
         return {**effective(self.config), **self._common()}
 
+    def described(self) -> str:
+        """Returns one line for logs: store, distribution, versions, and the options in force, secrets hidden."""
+        api = ".".join(map(str, self.spec.api_version))
+        return f"store {self.name!r} from {self.distribution} {self.version} (store API {api}): {_text(self)}"
+
     def with_namespace(self, namespace: str) -> ResolvedStore:
         """Returns the same store for another namespace.
 
@@ -205,15 +210,7 @@ def finish(taken: Generator[str, None, ResolvedStore | None]) -> ResolvedStore:
         except StopIteration as end:
             store: ResolvedStore = end.value
             break
-    api = ".".join(map(str, store.spec.api_version))
-    _log.info(
-        "routing store %r from %s %s (store API %s): %s",
-        store.name,
-        store.distribution,
-        store.version,
-        api,
-        _text(store),
-    )
+    _log.info("routing %s", store.described())
     return store
 
 

@@ -260,6 +260,13 @@ class RoutingStore:
         self._objects.need(READABLE)
         return await inspection.verify(self._objects, await self.status(key, choice=choice), self.namespace)
 
+    async def keeps(self) -> bool:
+        """Whether the store lists a mark that it just took, and nobody else knows of; tried in a namespace of its own.
+
+        Tells a store that loses what it takes from a rollout that somebody deleted at once.
+        """
+        return await writing.keeps(self._objects, self._stamp(RoutingKey("probe"), 0))
+
     # --- listing and deleting -----------------------------------------------------------------------------------
 
     async def list(self, prefix: str | None = None) -> list[RolloutStatus]:

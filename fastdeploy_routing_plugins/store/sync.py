@@ -137,6 +137,10 @@ class SyncStore:
         outcome: PutOutcome = self._run(self._store.put_draft(key, routing, schema, stamp, **how))
         return outcome
 
+    def keeps(self) -> bool:
+        """See ``RoutingStore.keeps``."""
+        return bool(self._run(self._store.keeps()))
+
     def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> None:
         """See ``RoutingStore.seal``."""
         self._run(self._store.seal(key, total_tokens, choice=choice, attempt=attempt))

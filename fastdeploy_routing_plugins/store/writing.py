@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import numpy as np
 from .. import arrays, envelope
 from ..backend import Buffer
 from ..errors import AbortedError, AbsentError, ConflictError, CorruptDataError, SupersededError
+from ..keys import RoutingKey
 from ..names import AbortName, ObjectName, PartName
 from ..record import WeightSpan, as_spans
 from ..spec import Capability
@@ -19,11 +21,12 @@ from . import reading
 from .assemble import Attempts
 from .placing import place
 
+_PROBES = "fd-routing-probes"  # a namespace that no run uses
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..arrays import IntArray
-    from ..keys import RoutingKey
     from ..schema import RoutingSchema
     from .objects import Objects
     from .selection import Selection
@@ -106,6 +109,16 @@ def draft_part(
     # Narrowed ids lie in memory of their own, which nobody reuses before the put ends.
     lent = lend if lend is not None and np.may_share_memory(array, given) else None
     return Draft(key, what, header, array, lent)
+
+
+async def keeps(objects: Objects, stamp: Mapping[str, Any]) -> bool:
+    """Whether a mark that nobody else knows of is listed right after it was put; it is deleted again."""
+    key = RoutingKey(f"{stamp['producer']}:{time.monotonic_ns()}")
+    own = {**stamp, "namespace": _PROBES, "rollout_id": key.rollout_id}
+    draft = Draft(key, AbortName(), envelope.AbortHeader(**own, reason="a probe"))
+    kept = (await create(objects, _PROBES, draft)).listed
+    await objects.delete([draft.header.name()])
+    return kept
 
 
 async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:

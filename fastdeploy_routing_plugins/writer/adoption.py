@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,20 +12,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..arena import file as files
+from ..arena.layout import State
 from ..arena.view import ArenaView
-from ..errors import ArenaError, StoreUnavailableError
+from ..errors import ArenaError, RoutingError, StoreUnavailableError
 from ..resolver import ResolvedStore
 from ..store.sync import SyncStore
 from . import operations
 from .executing import Executor, Retry, Task, describe
 from .messages import Adopted, Message, Note, Outcome, short
-from .operations import PutOp, Setup
-from .spill import remove_spilled
+from .operations import Setup
+from .spill import spilled_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Run = Callable[[Executor, Task], Outcome | Retry]
+
+_BATCH = 20  # failures in one packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,17 @@ def adopt(
     """
     view = ArenaView(file)
     executor = Executor(store, view, setup, _producer(setup))
-    blocks = view.scan()
+    blocks = view.scan(failed=True)
     done, lost = 0, []
     for number, block in enumerate(blocks):
         try:
             task = Task(block, operations.decode(block.meta))
         except ArenaError as err:
             lost.append((f"operation {block.sequence}", str(err)))
+            continue
+        if view.state(block) == State.FAILED:
+            why = f"{view.code(block)}: it failed when nobody was left to hear of it"
+            lost.append((describe(task.operation), why))
             continue
         while isinstance(answer := run(executor, task), Retry):
             time.sleep(answer.pause)
@@ -81,6 +90,8 @@ def adopt(
         progress(number + 1, len(blocks))
         if answer.code == StoreUnavailableError.code:
             return Adoption(file.path, done, lost, kept=True)
+        if answer.code:
+            view.fail(block, answer.code)
     discard(file, setup)
     return Adoption(file.path, done, lost)
 
@@ -88,21 +99,18 @@ def adopt(
 def discard(file: files.ArenaFile, setup: Setup | None) -> None:
     """Removes an arena and the payloads spilled from it."""
     if setup is not None and setup.spill_dir is not None:
-        for block in ArenaView(file).scan():
-            try:
-                operation = operations.decode(block.meta)
-            except ArenaError:
-                continue
-            if isinstance(operation, PutOp) and operation.spill:
-                remove_spilled(setup.spill_dir, operation.spill)
+        for path, arena in spilled_in(setup.spill_dir):
+            if arena == os.path.basename(file.path):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
     file.remove()
     file.close()
 
 
 def pending(file: files.ArenaFile) -> list[str]:
-    """Returns what is still to be done in an arena, for people."""
+    """Returns what is still to be done, or to be reported, in an arena, for people."""
     found = []
-    for block in ArenaView(file).scan():
+    for block in ArenaView(file).scan(failed=True):
         try:
             found.append(describe(operations.decode(block.meta)))
         except ArenaError:
@@ -110,13 +118,12 @@ def pending(file: files.ArenaFile) -> list[str]:
     return found
 
 
-def adopt_others(setup: Setup, own: str, store: SyncStore, run: Run) -> Iterator[Message]:
+def adopt_others(setup: Setup, own: str, run: Run) -> Iterator[Message]:
     """Adopts, at the start of a worker, the arenas of dead runs that wrote to the same store and namespace.
 
     Args:
         setup: The new run's setup.
         own: Path of the new run's arena.
-        store: The new run's store.
         run: See ``adopt``.
 
     Yields:
@@ -135,15 +142,28 @@ def adopt_others(setup: Setup, own: str, store: SyncStore, run: Run) -> Iterator
             yield Note(logging.WARNING, short(f"{found.path} of a dead process cannot be read: {err}"))
             continue
         if _destination(other) != _destination(setup):
+            if not ArenaView(file).scan(failed=True):
+                discard(file, other)  # its engine died before it could
+                continue
             foreign, nbytes = foreign + 1, nbytes + found.nbytes
             file.close()
             continue
+        try:
+            store = open_destination(other)  # as its own producer: ``clear`` goes by that
+        except RoutingError as err:
+            file.close()
+            yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {err}"))
+            continue
         adoption = adopt(file, store, other, run=run)
+        with contextlib.suppress(RoutingError):
+            store.close()
         if adoption.kept:
             file.close()
             yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {adoption.failed[-1][1]}"))
         else:
-            yield Adopted(adoption.stored, [(short(what), short(why)) for what, why in adoption.failed[:20]])
+            lost = [(short(what), short(why)) for what, why in adoption.failed]
+            yield Adopted(adoption.stored, lost[:_BATCH])
+            yield from (Adopted(0, lost[at : at + _BATCH]) for at in range(_BATCH, len(lost), _BATCH))
     if foreign:
         text = (
             f"{foreign} arenas of dead runs with another store or namespace take {nbytes >> 20} MiB of "

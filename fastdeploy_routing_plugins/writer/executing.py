@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..arena.copying import copy_into
 from ..arena.layout import BlockHead, State
 from ..backend import Buffer
 from ..errors import (
@@ -22,6 +24,7 @@ from ..errors import (
 from ..keys import MAX_ATTEMPT, RolloutId, RoutingKey, shown
 from ..record import WeightSpan
 from ..spec import Capability
+from .honesty import Honesty
 from .messages import Outcome, failed
 from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
 from .spill import read_spilled, remove_spilled
@@ -30,9 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    import numpy.typing as npt
+
     from ..arena.view import ArenaView
     from ..schema import RoutingSchema
-    from ..status import PutOutcome
+    from ..status import PutOutcome, RolloutStatus
     from ..store.sync import SyncStore
 
 MAX_STARTS = 3  # a worker that dies so often over one block is not tried again
@@ -105,6 +110,8 @@ class Executor:
         self._producer = producer
         self._released = released
         self._has = store.resolved.spec.capabilities
+        self._honesty = Honesty()
+        self._lane = threading.local()
         self._only_last_turn = store.resolved.only_last_turn and Capability.LIST in self._has
 
     def run(self, task: Task) -> Outcome | Retry:
@@ -123,6 +130,7 @@ class Executor:
         try:
             outcome = self._do(task.operation, block.sequence, block, began)
         except RoutingError as err:
+            self._lane.memory = None  # a call that was given up may still look at it
             pause = self._pause(task, err)
             self._view.set_starts(block, 0)
             return failed(block.sequence, err, time.monotonic() - began) if pause is None else Retry(pause)
@@ -151,9 +159,11 @@ class Executor:
             return self._put(operation, sequence, block, began)
         if isinstance(operation, SealOp):
             store.seal(operation.key, operation.total_tokens, attempt=operation.attempt)
+            self._check_marked(operation, lambda status: status.total_tokens is not None)
             self._drop_last_turn(operation.key)
         elif isinstance(operation, AbortOp):
             store.abort(operation.key, operation.reason, attempt=operation.attempt)
+            self._check_marked(operation, lambda status: status.state == "aborted")
         elif isinstance(operation, DeleteOp):
             count = store.delete(operation.key)
         elif isinstance(operation, DeletePrefixOp):
@@ -170,12 +180,13 @@ class Executor:
             payload = read_spilled(self._setup.spill_dir, operation.spill, operation.nbytes)
         else:
             payload = self._view.payload(block)
-        shape = (
-            operation.layers[1] - operation.layers[0],
-            operation.tokens[1] - operation.tokens[0],
-            self._schema.top_k,
-        )
-        array = np.frombuffer(payload, np.dtype(operation.dtype)).reshape(shape)
+        layers, tokens = (stop - start for start, stop in (operation.layers, operation.tokens))
+        array = np.frombuffer(payload, np.dtype(operation.dtype))
+        if operation.token_first:
+            array = self._turned(array.reshape(tokens, layers, self._schema.top_k))
+        else:
+            array = array.reshape(layers, tokens, self._schema.top_k)
+        in_place = not (operation.spill or operation.token_first)
         lent: list[LentBuffer] = []
 
         def lend(data: memoryview, shape: tuple[int, ...], dtype: str) -> Buffer:
@@ -189,7 +200,7 @@ class Executor:
             "layout": "layer_first",
             "weight_versions": [WeightSpan(*span) for span in operation.weight_versions],
             "validate": self._setup.validate,
-            "lend": lend if Capability.RETAIN in self._has and not operation.spill else None,
+            "lend": lend if in_place and Capability.RETAIN in self._has else None,
         }
         outcome = self._store.put_draft(key, array, self._schema, self._stamp(operation), **how)
         self._check_kept(operation, outcome)
@@ -200,6 +211,16 @@ class Executor:
             retained=bool(lent and lent[0].retained),
             seconds=time.monotonic() - began,
         )
+
+    def _turned(self, by_token: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns ``[layers, tokens, top_k]`` of ``[tokens, layers, top_k]``, in memory that this lane uses again."""
+        memory: npt.NDArray[np.uint8] | None = getattr(self._lane, "memory", None)
+        if memory is None or memory.nbytes < by_token.nbytes:
+            memory = self._lane.memory = np.empty(by_token.nbytes, np.uint8)
+        tokens, layers, top_k = by_token.shape
+        turned = memory[: by_token.nbytes].view(by_token.dtype).reshape(layers, tokens, top_k)
+        copy_into(turned, by_token.transpose(1, 0, 2))
+        return turned
 
     def _stamp(self, operation: PutOp) -> dict[str, Any]:
         return {
@@ -228,9 +249,27 @@ class Executor:
             except AbortedError:
                 pass
         if gone:
+            self._check_honest(operation)
+
+    def _check_marked(self, operation: SealOp | AbortOp, is_marked: Callable[[RolloutStatus], bool]) -> None:
+        """Raises BackendError if the store does not have a mark that it said it took."""
+        if Capability.LIST not in self._has:
+            return
+        try:
+            status = self._store.status(operation.key)
+        except NotFoundError:
+            self._check_honest(operation)
+            return
+        # A contradiction, and a higher attempt, come from others.
+        if status.attempt == operation.attempt and status.state != "conflict" and not is_marked(status):
+            self._check_honest(operation)
+
+    def _check_honest(self, operation: PutOp | SealOp | AbortOp) -> None:
+        """Raises VanishedError unless it is all but certain that somebody deleted at once what is gone again."""
+        if not self._honesty.holds(self._store):
             raise VanishedError(
                 f"store {self._store.resolved.name!r} took part of {operation.key}, but does not have it",
-                hint="was it deleted at once? Otherwise the store does not keep what it takes: `fd-routing try`",
+                hint="the store does not keep all that it takes: `fd-routing try`",
             )
 
     def _drop_last_turn(self, key: RoutingKey) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ArenaFullError, StoreClosedError
+from ..arena.layout import MAX_META
+from ..errors import ArenaFullError, InvalidRecordError, StoreClosedError, StoreUnavailableError
 from . import operations
 from .ledger import Entry, Ledger, Ticket, WriteFailure
 from .operations import Operation, PutOp
 from .spill import SpillFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -57,7 +60,9 @@ class Gate:
         self._on_failure = on_failure
         self._budget = limits.on_full_wait
         self._pid = os.getpid()
+        self._publishing = threading.Lock()
         self._closed = False
+        self._closer = 0  # the thread that closes
 
     @property
     def spilled_bytes(self) -> int:
@@ -66,22 +71,44 @@ class Gate:
 
     def check(self) -> None:
         """Raises StoreClosedError if the writer was closed, or opened in another process."""
-        if self._closed or os.getpid() != self._pid:
-            raise StoreClosedError(
-                "the writer is closed" if self._closed else "this writer was opened in another process",
-                hint="" if self._closed else "open it after the fork",
-            )
+        if not self._closed:
+            return
+        if os.getpid() != self._pid:
+            raise StoreClosedError("this writer was opened in another process", hint="open it after the fork")
+        if threading.get_ident() != self._closer:
+            raise StoreClosedError("the writer is closed")
 
-    def close(self) -> None:
-        """Lets nothing through any more."""
+    def forget(self) -> None:
+        """In a forked child: lets nothing through any more."""
         self._closed = True
+        self._publishing = threading.Lock()
+        self.ledger.forget()
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """From here on only the calling thread gets through, and nobody once this ends."""
+        with self._publishing:
+            self._closed, self._closer = True, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._closer = 0
 
     def room(self, operation: Operation) -> Block | None:
         """Returns a block for an operation; holds the caller up if the arena is full, within the budget.
 
         The budget is what a full arena may hold its engine up in total; it is whole again once there was room at once.
+
+        Raises:
+            InvalidRecordError: the operation's own text is too long.
+            StoreClosedError: the writer was closed meanwhile.
         """
         meta = operations.encode(operation)
+        if len(meta) > MAX_META:
+            raise InvalidRecordError(
+                f"what describes this part has {len(meta)} bytes, at most {MAX_META} are possible",
+                hint="state fewer weight_versions, or submit tokens in parts",
+            )
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
         block = self.arena.allocate(meta, nbytes)
         if block is not None:
@@ -109,7 +136,11 @@ class Gate:
         """
         if self._spill is None:
             raise self.full(operation)
-        name = self._spill.write(array)
+        try:
+            name = self._spill.write(array)
+        except StoreUnavailableError:
+            self.refused += 1
+            raise
         spilled: PutOp = msgspec.structs.replace(operation, spill=name)
         block = self.arena.allocate(operations.encode(spilled), 0)
         if block is None:
@@ -144,13 +175,20 @@ class Gate:
         ticket = Ticket(operation, self.ledger.changed)
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
         entry = Entry(ticket, block, nbytes, time.monotonic())
-        while self.arena.publish(block) is None:
-            if self._closed or self._budget <= 0:
-                self.arena.release(block)
-                self.check()
-                raise self.full(operation)
-            time.sleep(_FULL_LOOK)
-            self._budget -= _FULL_LOOK
+        try:
+            while True:
+                with self._publishing:  # what comes after the last flush must not be taken
+                    if self._closed:
+                        self.check()
+                    if self.arena.publish(block) is not None:
+                        break
+                if self._budget <= 0:
+                    raise self.full(operation)
+                time.sleep(_FULL_LOOK)
+                self._budget -= _FULL_LOOK
+        except BaseException:
+            self._take_back(entry)
+            raise
         self.ledger.add(entry)
         return ticket
 

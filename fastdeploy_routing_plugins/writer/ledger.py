@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..arena.layout import State
-from ..errors import RoutingError, StoreUnavailableError
+from ..errors import RoutingError, StoreClosedError, StoreUnavailableError
 from .executing import describe
 from .messages import Outcome, rebuilt
 from .operations import FlushOp, Operation, PutOp
@@ -33,12 +33,14 @@ class WriteFailure:
         key: The rollout, or None for an operation on several.
         error: Why; ``error.code`` is the cause for programs.
         nbytes: Payload bytes that are lost.
+        attempt: Which attempt; ``writer.abort(key, reason, attempt=attempt)`` lets nobody wait for it.
     """
 
     what: str
     key: RoutingKey | None
     error: RoutingError
     nbytes: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,12 @@ class FlushReport:
 class Ticket:
     """One operation on its way; from ``submit``, ``publish``, ``seal``, ``abort`` and the deletes."""
 
-    __slots__ = ("_changed", "_error", "_outcome", "operation", "sequence")
+    __slots__ = ("_error", "_outcome", "changed", "operation", "sequence")
 
     def __init__(self, operation: Operation, changed: threading.Condition) -> None:
         self.operation = operation
         self.sequence = 0
-        self._changed = changed
+        self.changed = changed
         self._outcome: Outcome | None = None
         self._error: RoutingError | None = None
 
@@ -111,9 +113,11 @@ class Ticket:
             StoreUnavailableError: it has not ended within ``timeout``.
             RoutingError: what it failed with.
         """
-        with self._changed:
-            if not self._changed.wait_for(self.done, timeout):
-                raise StoreUnavailableError(f"{describe(self.operation)} has not ended within {timeout} s")
+        if self._outcome is None:
+            seconds = threading.TIMEOUT_MAX if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+            with self.changed:
+                if not self.changed.wait_for(self.done, seconds):
+                    raise StoreUnavailableError(f"{describe(self.operation)} has not ended within {timeout} s")
         assert self._outcome is not None
         if self._error is not None:
             raise self._error
@@ -159,7 +163,8 @@ class Ledger:
     """
 
     def __init__(self, release: Callable[[Entry], None], on_failure: Callable[[WriteFailure], None]) -> None:
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()  # of ``changed``; cheaper to take
+        self.changed = threading.Condition(self._lock)
         self.counters = Counters()
         self.store_times = Window()
         self._release = release
@@ -169,15 +174,18 @@ class Ledger:
         self._early: dict[int, Outcome] = {}
         self._failures: deque[WriteFailure] = deque(maxlen=MAX_KEPT_FAILURES)
         self._since_report = [0, 0]  # stored, failed
+        self._unknown: Outcome | None = None
         self.queue_bytes = 0
 
     def add(self, entry: Entry) -> None:
         """Takes a published operation."""
         sequence = entry.block.sequence
-        with self.changed:
+        with self._lock:
             entry.ticket.sequence = sequence
             self._open[sequence] = entry
             self.queue_bytes += entry.nbytes
+            if self._unknown is not None:
+                entry.ticket.settle(self._unknown)
             if isinstance(entry.ticket.operation, PutOp):
                 self.counters.submitted += 1
                 self.counters.submitted_bytes += entry.nbytes
@@ -221,24 +229,29 @@ class Ledger:
     def _note_failure(self, entry: Entry, error: RoutingError) -> WriteFailure:
         operation = entry.ticket.operation
         key = getattr(operation, "key", None)
-        failure = WriteFailure(describe(operation), key, error, entry.nbytes)
+        failure = WriteFailure(describe(operation), key, error, entry.nbytes, getattr(operation, "attempt", 0))
         self._failures.append(failure)
         self._since_report[1] += 1
         self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1
         return failure
 
-    def reconcile(self, state_of: Callable[[Block], int]) -> None:
-        """Ends what a dead worker had done without being able to say so.
+    def reconcile(self, state_of: Callable[[Block], int], code_of: Callable[[Block], str], why: str) -> None:
+        """Ends what a dead worker had ended without being able to say so.
 
         Args:
+            why: What is known of failures among it.
             state_of: Returns a block's state; nobody works on the blocks now.
+            code_of: Returns the code of the error that a failed block ended in.
         """
         with self.changed:
-            states = {number: state_of(entry.block) for number, entry in self._open.items()}
-        said: dict[int, bool] = {State.DONE: False, State.RETAINED: True}
-        self.settle(
-            [Outcome(sequence=number, retained=said[state]) for number, state in states.items() if state in said]
-        )
+            found = [(number, entry.block, state_of(entry.block)) for number, entry in self._open.items()]
+        outcomes = []
+        for number, block, state in found:
+            if state == State.FAILED:
+                outcomes.append(Outcome(sequence=number, code=code_of(block), message=why))
+            elif state in (State.DONE, State.RETAINED):
+                outcomes.append(Outcome(sequence=number, retained=state == State.RETAINED))
+        self.settle(outcomes)
 
     def fail_older(self, age: float, error: RoutingError) -> None:
         """Ends, without success, what has been open for longer than ``age`` seconds."""
@@ -248,6 +261,22 @@ class Ledger:
         self.settle(
             [Outcome(sequence=number, code=error.code, message=error.message, hint=error.hint) for number in late]
         )
+
+    def abandon(self, why: str) -> None:
+        """Ends the tickets of what goes on without this process; how it ends is not known here any more."""
+        with self.changed:
+            self._unknown = Outcome(sequence=0, code=StoreClosedError.code, message=why)
+            for entry in self._open.values():
+                entry.ticket.settle(self._unknown)
+            self.changed.notify_all()
+
+    def forget(self) -> None:
+        """In a forked child: ends all tickets, which would wait for a thread that is not here."""
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)  # nor is, perhaps, the thread that holds the old one
+        for entry in self._open.values():
+            entry.ticket.changed = self.changed
+        self.abandon("this was handed over by another process, which alone learns how it ends")
 
     def give_back(self, sequences: list[int]) -> None:
         """Takes payloads back that a backend had kept."""
@@ -265,16 +294,17 @@ class Ledger:
             return not any(sequence < below for sequence in self._open)
 
         with self.changed:
-            return self.changed.wait_for(over, max(0.0, deadline - time.monotonic()))
+            return self.changed.wait_for(over, min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
 
-    def report(self) -> FlushReport:
-        """Returns what ended since the last report, and what is pending."""
+    def report(self, below: int | None = None) -> FlushReport:
+        """Returns what ended since the last report, and what is pending, of the operations below a sequence."""
         with self.changed:
+            late = [entry for sequence, entry in self._open.items() if below is None or sequence < below]
             stored, failed = self._since_report
             self._since_report = [0, 0]
             failures = tuple(self._failures)
             self._failures.clear()
-            return FlushReport(stored, failures, failed, len(self._open), self.queue_bytes)
+            return FlushReport(stored, failures, failed, len(late), sum(entry.nbytes for entry in late))
 
     @property
     def pending(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 from ..errors import RoutingError
 
 if TYPE_CHECKING:
+    from ..arena.arena import Arena
+    from .gate import Gate
     from .routing_writer import RoutingWriter
+    from .supervisor import Supervisor
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
 
@@ -53,3 +57,23 @@ def opened(writer: RoutingWriter) -> None:
 def closed(writer: RoutingWriter) -> None:
     """Takes note that it was closed."""
     _open().writers.discard(writer)
+
+
+def leave(supervisor: Supervisor, gate: Gate, arena: Arena) -> None:
+    """Lets a worker go on alone with what is pending."""
+    lives = supervisor.pid != 0
+    supervisor.leave()
+    gate.ledger.abandon("the writer was closed before this ended; its worker goes on with it alone")
+    arena.close(remove=False)
+    if not lives:
+        _log.error("no store worker lives; the next writer, or `fd-routing clean`, stores what is left")
+
+
+def dropped(supervisor: Supervisor, gate: Gate, arena: Arena) -> None:
+    """Ends a writer that nobody closed. In a thread: the garbage collector calls this, whoever holds which lock."""
+
+    def body() -> None:
+        _log.warning("a routing writer was dropped without close(); its worker goes on with what is pending alone")
+        leave(supervisor, gate, arena)
+
+    threading.Thread(target=body, name="fd-routing-dropped", daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     import socket
 
 MAX_PACKET: Final = 1 << 17
-_MAX_TEXT = 2000
+HUNG: Final = 75  # exit status of a worker after a call of the store that did not return
+_MAX_TEXT = 2000  # bytes
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -97,8 +99,8 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 def short(text: str) -> str:
     """Returns a text that fits into a packet with others."""
-    clean = text.encode("utf-8", "backslashreplace").decode()
-    return clean if len(clean) <= _MAX_TEXT else clean[:_MAX_TEXT] + " …"
+    raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode() if len(raw) <= _MAX_TEXT else raw[:_MAX_TEXT].decode(errors="ignore") + " …"
 
 
 def failed(sequence: int, err: RoutingError, seconds: float = 0.0) -> Outcome:
@@ -173,3 +175,18 @@ class Channel:
         """Closes this end."""
         self.open = False
         self.socket.close()
+
+
+class NoteHandler(logging.Handler):
+    """Sends warnings and errors of the worker's loggers to the engine's log."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one record."""
+        try:
+            self._channel.send(Note(record.levelno, short(f"{record.name}: {self.format(record)}")))
+        except Exception:  # noqa: BLE001 - logging must not hurt what is logged
+            self.handleError(record)

@@ -50,6 +50,7 @@ class PutOp(_OnKey, frozen=True, kw_only=True, array_like=True, tag="put"):
         tokens: ``(start, stop)``, absolute.
         total_tokens: Tokens of the whole rollout, if known.
         dtype: NumPy's code of the payload's dtype; C order, ``[layers, tokens, top_k]``.
+        token_first: Whether the payload is ``[tokens, layers, top_k]`` instead.
         weight_versions: ``(start, stop, version)``.
         time_ns: When it was handed over.
         spill: Name of the file that holds the payload instead of the block.
@@ -64,6 +65,7 @@ class PutOp(_OnKey, frozen=True, kw_only=True, array_like=True, tag="put"):
     nbytes: Count
     weight_versions: tuple[tuple[Count, Count, int | str], ...] = ()
     spill: str = ""
+    token_first: bool = False
 
 
 class SealOp(_OnKey, frozen=True, kw_only=True, array_like=True, tag="seal"):

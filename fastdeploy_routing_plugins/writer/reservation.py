@@ -25,6 +25,8 @@ class Reservation:
         view: Writable ``[layers, tokens, top_k]``, C order; its first content is undefined.
     """
 
+    __slots__ = ("_block", "_operation", "_seconds", "_writer", "view")
+
     def __init__(
         self, writer: RoutingWriter, operation: PutOp, block: Block, view: npt.NDArray[Any], seconds: float
     ) -> None:
@@ -63,6 +65,6 @@ class Reservation:
             self._writer.cancel_reserved(block)
 
     def __del__(self) -> None:
-        if getattr(self, "_block", None) is not None:
-            _log.warning("a reservation for %r was dropped, neither published nor cancelled", self._operation.key)
+        if getattr(self, "_block", None) is not None and not self._writer.closed:  # a forked child's is closed
+            _log.warning("a reservation for %s was dropped, neither published nor cancelled", self._operation.key)
             self.cancel()

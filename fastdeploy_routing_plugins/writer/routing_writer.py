@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from ..arena.arena import Arena, Block
 from ..arena.copying import copy_into
-from ..arrays import as_numpy, layer_first
+from ..arrays import is_token_first
 from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
-from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, shown
-from ..names import MAX_TOKENS
+from ..keys import RoutingKey, as_key, shown
 from ..schema import RoutingSchema
+from ..spec import Capability
 from . import lifetime
 from .gate import Gate
 from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
-from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
-from .parts import named, put_operation, reserved_shape
+from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
+from .parts import abort_operation, laid_out, named, native_integers, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
-from .stats import Window, WriterStats
+from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ..store.selection import Selection
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
+_USUAL = "layer_first"
 _FULL_PAUSE = 0.01  # s between tries to get even a flush into a full arena
-MAX_REASON = 4096  # characters of an abort's reason that are kept
 
 
 class RoutingWriter:
@@ -74,7 +74,8 @@ class RoutingWriter:
         self.schema = schema
         self.limits = limits = WriterLimits.load() if limits is None else limits
         self._dtype = np.dtype(schema.dtype)
-        self._closed = False
+        self._retains = Capability.RETAIN in resolved.spec.capabilities  # the arena then holds what readers get
+        self._closed = True  # until there is something to close
         self._closing = threading.Lock()
         self._hand_over = Window()
         setup = Setup.of(resolved, schema, limits)
@@ -86,18 +87,11 @@ class RoutingWriter:
         except BaseException:
             self._arena.close(remove=True)
             raise
+        self._closed = False
         lifetime.opened(self)
-        _log.info(
-            "routing writer: store %r from %s %s (store API %s), %s, arena of %d MiB in %s, worker pid %d",
-            resolved.name,
-            resolved.distribution,
-            resolved.version,
-            ".".join(map(str, resolved.spec.api_version)),
-            msgspec.json.encode(resolved.effective()).decode(),
-            self._arena.file.nbytes >> 20,
-            limits.arena_dir,
-            self._supervisor.pid,
-        )
+        text = "routing writer: %s; arena of %d MiB in %s, worker pid %d"
+        size = self._arena.file.nbytes >> 20
+        _log.info(text, resolved.described(), size, limits.arena_dir, self._supervisor.pid)
 
     def __enter__(self) -> RoutingWriter:
         return self
@@ -107,6 +101,16 @@ class RoutingWriter:
 
     def __reduce__(self) -> Any:
         raise UnsupportedError("a writer cannot be copied or pickled", hint="pass writer.resolved and open one there")
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            lifetime.dropped(self._supervisor, self._gate, self._arena)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed
 
     def __repr__(self) -> str:
         return f"RoutingWriter({self.resolved.name!r}, namespace={self.resolved.namespace!r})"
@@ -123,7 +127,7 @@ class RoutingWriter:
         total_tokens: int | None = None,
         choice: int = 0,
         attempt: int = 0,
-        layout: str = "layer_first",
+        layout: str = _USUAL,
         weight_versions: Sequence[WeightSpan] = (),
     ) -> Ticket:
         """Copies routing into shared memory and returns; the memory is the caller's again at once.
@@ -146,14 +150,18 @@ class RoutingWriter:
             InvalidRecordError: The routing does not fit the schema or the ranges stated.
             InvalidKeyError: The id, choice, attempt or a range cannot be stored.
             ArenaFullError: There is no room, after waiting for ``on_full_wait``; nothing was taken.
+            StoreUnavailableError: ``spill_dir`` has no room either; nothing was taken.
             StoreClosedError: The writer is closed.
         """
         began = time.perf_counter()
         self._gate.check()
-        array = layer_first(as_numpy(routing), layout)
-        dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+        usual = type(routing) is np.ndarray and routing.dtype is self._dtype and layout == _USUAL and routing.ndim == 3
+        if usual and routing.flags.c_contiguous:
+            array, dtype, shape, turned = routing, self._dtype, routing.shape, False
+        else:
+            array, dtype, shape, turned = laid_out(routing, layout, may_turn=not self._retains)
         operation = put_operation(
-            self.schema, key, array.shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions
+            self.schema, key, shape, dtype, layers, tokens, total_tokens, choice, attempt, weight_versions, turned
         )
         block = self._gate.room(operation)
         if block is None:
@@ -178,6 +186,7 @@ class RoutingWriter:
         total_tokens: int | None = None,
         choice: int = 0,
         attempt: int = 0,
+        layout: str = _USUAL,
         dtype: npt.DTypeLike | None = None,
         weight_versions: Sequence[WeightSpan] = (),
     ) -> Reservation:
@@ -186,33 +195,25 @@ class RoutingWriter:
         ``with writer.reserve(id, n) as slot: slot.view[...] = ...`` publishes at the end of the block, or gives the
         memory back if the block raises; ``slot.publish()`` and ``slot.cancel()`` do so by hand.
 
-        Args:
-            key: See ``submit``.
-            num_tokens: Rows of the view, which has shape ``[layers, num_tokens, top_k]``.
-            layers: See ``submit``.
-            tokens: See ``submit``.
-            total_tokens: See ``submit``.
-            choice: See ``submit``.
-            attempt: See ``submit``.
-            dtype: The view's integer dtype; None: the schema's own.
-            weight_versions: See ``submit``.
+        ``slot.view`` has shape ``[layers, num_tokens, top_k]``, or ``[num_tokens, layers, top_k]`` with
+        ``layout="token_first"``, and the schema's dtype, unless ``dtype`` names another native integer type. The other
+        arguments are those of ``submit``.
 
         Raises:
             RoutingError: as ``submit``.
         """
         began = time.perf_counter()
         self._gate.check()
-        wanted = self._dtype if dtype is None else np.dtype(dtype)
-        if wanted.kind not in "iu" or not wanted.isnative:
-            raise InvalidRecordError(f"dtype must be a native integer type, got {wanted}")
+        wanted = self._dtype if dtype is None else native_integers(dtype)
         shape = reserved_shape(self.schema, num_tokens, layers)
+        turned = layout != _USUAL and is_token_first(layout)
         operation = put_operation(
-            self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions
+            self.schema, key, shape, wanted, layers, tokens, total_tokens, choice, attempt, weight_versions, turned
         )
         block = self._gate.room(operation)
         if block is None:
             raise self._gate.full(operation)
-        view = self._arena.array(block, shape, wanted)
+        view = self._arena.array(block, (shape[1], shape[0], shape[2]) if turned else shape, wanted)
         return Reservation(self, operation, block, view, time.perf_counter() - began)
 
     def publish(self, reservation: Reservation) -> Ticket:
@@ -221,16 +222,11 @@ class RoutingWriter:
 
     def seal(self, key: str | RoutingKey, total_tokens: int, *, choice: int = 0, attempt: int = 0) -> Ticket:
         """Says how many recorded tokens a rollout has in all, once that is known."""
-        whole = as_key(key, choice)
-        total = check_int("total_tokens", total_tokens, MAX_TOKENS)
-        number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(SealOp(**named(whole), attempt=number, total_tokens=total))
+        return self._order(seal_operation(key, total_tokens, choice, attempt))
 
     def abort(self, key: str | RoutingKey, reason: str, *, choice: int = 0, attempt: int = 0) -> Ticket:
         """Gives an attempt up: readers get ``AbortedError`` with the reason at once."""
-        text = str(reason)[:MAX_REASON].encode(errors="backslashreplace").decode()
-        number = check_int("attempt", attempt, MAX_ATTEMPT)
-        return self._order(AbortOp(**named(as_key(key, choice)), attempt=number, reason=text))
+        return self._order(abort_operation(key, reason, choice, attempt))
 
     def delete(self, key: str | RoutingKey, *, choice: int = 0) -> Ticket:
         """Deletes a rollout, all attempts, after what was handed over for its trajectory before."""
@@ -244,8 +240,6 @@ class RoutingWriter:
         """Deletes the namespace's rollouts of this producer, or of all producers."""
         return self._order(ClearOp(everything=bool(everything)))
 
-    # --- inside -------------------------------------------------------------------------------------------------
-
     def _order(self, operation: Operation) -> Ticket:
         self._gate.check()
         block = self._gate.room(operation)
@@ -255,17 +249,17 @@ class RoutingWriter:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    def flush(self, timeout: float = 60.0) -> FlushReport:
+    def flush(self, timeout: float | None = 60.0) -> FlushReport:
         """Waits until everything handed over before has ended and the store has made it durable.
 
         Args:
-            timeout: Seconds; the report then says what is still pending.
+            timeout: Seconds, None for no limit; the report then says what is still pending.
 
         Returns:
             What was stored and what failed since the last report; ``report.check()`` raises if anything failed.
         """
         self._gate.check()
-        deadline = time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         ticket: Ticket | None = None
         while ticket is None:
             try:
@@ -275,9 +269,9 @@ class RoutingWriter:
                     return self._gate.ledger.report()
                 time.sleep(_FULL_PAUSE)
         self._gate.ledger.wait(ticket.sequence + 1, deadline)
-        return self._gate.ledger.report()
+        return self._gate.ledger.report(ticket.sequence + 1)
 
-    def close(self, timeout: float = 30.0) -> FlushReport:
+    def close(self, timeout: float | None = 30.0) -> FlushReport:
         """Flushes, ends the worker and removes the arena. Never hangs; harmless when already closed.
 
         What is pending after ``timeout`` seconds is left to the worker, which goes on without this process.
@@ -285,9 +279,9 @@ class RoutingWriter:
         with self._closing:
             if self._closed:
                 return FlushReport(0, (), 0, 0, 0)
-            report = self.flush(timeout)
+            with self._gate.closing():
+                report = self.flush(timeout)
             self._closed = True
-            self._gate.close()
             lifetime.closed(self)
             if report.pending:
                 _log.warning(
@@ -296,11 +290,7 @@ class RoutingWriter:
                     report.pending_bytes,
                     self._supervisor.pid,
                 )
-                alone = self._supervisor.pid != 0
-                self._supervisor.leave()
-                self._arena.close(remove=False)
-                if not alone:
-                    _log.error("no store worker lives; the next writer, or `fd-routing clean`, stores what is left")
+                lifetime.leave(self._supervisor, self._gate, self._arena)
             else:
                 self._supervisor.stop(5.0)
                 self._arena.close(remove=True)
@@ -308,47 +298,23 @@ class RoutingWriter:
 
     def stats(self) -> WriterStats:
         """Returns counters, sizes and durations; cheap."""
-        counters = self._gate.ledger.counters
-        return WriterStats(
-            submitted=counters.submitted,
-            submitted_bytes=counters.submitted_bytes,
-            stored=counters.stored,
-            stored_bytes=counters.stored_bytes,
-            duplicates=counters.duplicates,
-            failed=dict(counters.failed),
-            refused=self._gate.refused,
-            spilled_bytes=self._gate.spilled_bytes,
-            pending=self._gate.ledger.pending,
-            queue_bytes=self._gate.ledger.queue_bytes,
-            retained_bytes=self._gate.ledger.retained_bytes,
-            oldest_pending_s=self._gate.ledger.oldest,
-            arena_bytes=self._arena.file.nbytes,
-            arena_free_bytes=self._arena.free,
-            hand_over=self._hand_over.latency(),
-            store=self._gate.ledger.store_times.latency(),
-            transport=self._supervisor.transport,
-            worker_pid=self._supervisor.pid,
-            worker_restarts=self._supervisor.restarts,
-        )
-
-    # --- reservations -------------------------------------------------------------------------------------------
+        return collect(self._arena, self._gate, self._supervisor, self._hand_over)
 
     def publish_reserved(self, operation: PutOp, block: Block, seconds: float) -> Ticket:
         """Publishes a reservation's block; called by the reservation."""
         began = time.perf_counter()
-        self._gate.check()
         ticket = self._gate.publish(operation, block)
         self._hand_over.add(seconds + time.perf_counter() - began)
         return ticket
 
     def cancel_reserved(self, block: Block) -> None:
         """Takes a reservation's block back; called by the reservation."""
-        if not self._closed:
-            self._arena.release(block)
+        self._arena.release(block)  # which does nothing once the arena is closed
 
     def forget(self) -> None:
         """In a forked child: closes what keeps the worker from noticing the engine's end."""
         self._closed = True
         self._closing = threading.Lock()
+        self._gate.forget()
         self._supervisor.forget()
         self._arena.forget()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArenaError, StoreUnavailableError
@@ -16,7 +17,7 @@ from ..errors import ArenaError, StoreUnavailableError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NAME = re.compile(r"fd-routing-\d+-[0-9a-f]{16}-\d+\.spill", re.ASCII)
+_NAME = re.compile(r"(fd-routing-(\d+)-[0-9a-f]{16})-\d+\.spill", re.ASCII)
 
 
 class SpillFolder:
@@ -33,6 +34,7 @@ class SpillFolder:
         self._stem = os.path.basename(arena).removesuffix(".arena")
         self._limit = limit
         self._count = 0
+        self._lock = threading.Lock()
         self.nbytes = 0
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
@@ -45,10 +47,14 @@ class SpillFolder:
         Raises:
             StoreUnavailableError: the folder has no room, or its limit is reached.
         """
-        if self.nbytes + payload.nbytes > self._limit:
-            raise StoreUnavailableError(f"spill_dir {self._folder} holds {self.nbytes} bytes, its limit is reached")
-        self._count += 1
-        name = f"{self._stem}-{self._count}.spill"
+        with self._lock:
+            if self.nbytes + payload.nbytes > self._limit:
+                raise StoreUnavailableError(
+                    f"spill_dir {self._folder} holds {self.nbytes} bytes, its limit is reached"
+                )
+            self.nbytes += payload.nbytes
+            self._count += 1
+            name = f"{self._stem}-{self._count}.spill"
         path = os.path.join(self._folder, name)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -58,16 +64,17 @@ class SpillFolder:
                     rest = rest[os.write(fd, rest) :]
             finally:
                 os.close(fd)
-        except OSError as err:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise StoreUnavailableError(f"spill_dir {self._folder}: {err.strerror}") from err
-        self.nbytes += payload.nbytes
+        except BaseException as err:
+            self.remove(name, payload.nbytes)
+            if isinstance(err, OSError):
+                raise StoreUnavailableError(f"spill_dir {self._folder}: {err.strerror}") from err
+            raise
         return name
 
     def remove(self, name: str, nbytes: int) -> None:
         """Removes a file whose part is stored or was reported."""
-        self.nbytes -= nbytes
+        with self._lock:
+            self.nbytes -= nbytes
         remove_spilled(self._folder, name)
 
 
@@ -93,6 +100,16 @@ def remove_spilled(folder: str | None, name: str) -> None:
     """Removes a spilled payload, if it is there."""
     with contextlib.suppress(OSError):
         os.unlink(_path(folder, name))
+
+
+def spilled_in(folder: str) -> list[tuple[str, str]]:
+    """Returns this user's spilled payloads in a folder: the path of each, and the name of the arena that it is of."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found = [(name, match) for name in names if (match := _NAME.fullmatch(name)) and int(match[2]) == os.geteuid()]
+    return [(os.path.join(folder, name), f"{match[1]}.arena") for name, match in found]
 
 
 def _path(folder: str | None, name: str) -> str:

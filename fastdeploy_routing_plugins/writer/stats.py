@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..arena.arena import Arena
+    from .gate import Gate
+    from .supervisor import Supervisor
 
 _KEPT = 1024
 
 
 class Window:
-    """The last 1,024 durations."""
+    """The last 1,024 durations, in seconds; ``add`` takes one more."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_KEPT)
-
-    def add(self, seconds: float) -> None:
-        """Takes one duration."""
-        self._values.append(seconds)
+        self.add = self._values.append
 
     def latency(self) -> Latency:
         """Returns what they amount to."""
@@ -95,3 +97,30 @@ class WriterStats:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         return asdict(self)
+
+
+def collect(arena: Arena, gate: Gate, supervisor: Supervisor, hand_over: Window) -> WriterStats:
+    """Returns a writer's state, from where its pieces keep it."""
+    ledger = gate.ledger
+    counters = ledger.counters
+    return WriterStats(
+        submitted=counters.submitted,
+        submitted_bytes=counters.submitted_bytes,
+        stored=counters.stored,
+        stored_bytes=counters.stored_bytes,
+        duplicates=counters.duplicates,
+        failed=dict(counters.failed),
+        refused=gate.refused,
+        spilled_bytes=gate.spilled_bytes,
+        pending=ledger.pending,
+        queue_bytes=ledger.queue_bytes,
+        retained_bytes=ledger.retained_bytes,
+        oldest_pending_s=ledger.oldest,
+        arena_bytes=arena.file.nbytes,
+        arena_free_bytes=arena.free,
+        hand_over=hand_over.latency(),
+        store=ledger.store_times.latency(),
+        transport=supervisor.transport,
+        worker_pid=supervisor.pid,
+        worker_restarts=supervisor.restarts,
+    )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RoutingError, StoreClosedError, WorkerError
 from .messages import (
+    HUNG,
     MAX_PACKET,
     Adopted,
     Channel,
@@ -62,14 +63,16 @@ class Supervisor:
         self._words = os.memfd_create("fd-routing-worker-stderr", os.MFD_CLOEXEC)
         fcntl.fcntl(self._words, fcntl.F_SETFL, os.O_APPEND)
         self._read = 0
+        self._half_line = b""
         self._last_words: list[str] = []
         self._ready = threading.Event()
         self._refusal: RoutingError | None = None
         self._settled = False
         self._failures_in_a_row = 0
         self._stopping = threading.Event()
+        self._spawning = threading.Lock()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._watch, name="fd-routing-supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._guard, name="fd-routing-supervisor", daemon=True)
         self.restarts = 0
         self.transport = ""
         self.adopted = 0
@@ -104,7 +107,8 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MAX_PACKET)
-        fds = self._arena.file.fd, theirs.fileno()
+        # Below 3 they would be in the place of the worker's streams; an engine may have closed its own.
+        fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (self._arena.file.fd, theirs.fileno())]
         command = [sys.executable, "-m", "fastdeploy_routing_plugins.writer.worker", *map(str, fds)]
         command += [self._arena.file.path, str(below), "1" if self._settled else "0"]
         # What the engine can import, the worker can; nothing is imported from the current folder because of -m.
@@ -125,9 +129,24 @@ class Supervisor:
             raise WorkerError(f"the store worker cannot be started: {err}") from err
         finally:
             theirs.close()
+            for fd in fds:
+                os.close(fd)
         self._channel = Channel(ours)
 
     # --- watching -----------------------------------------------------------------------------------------------
+
+    def _guard(self) -> None:
+        """Watches; a fault of this package in here must not leave anybody waiting for ever."""
+        try:
+            self._watch()
+        except Exception as err:  # noqa: BLE001 - a thread's last resort
+            _log.exception("the writer's own thread failed; nothing is stored any more")
+            self._refusal = WorkerError(f"the writer's own thread failed: {type(err).__name__}: {err}")
+            self._ready.set()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            self._ledger.fail_older(-1.0, self._refusal)
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -147,7 +166,7 @@ class Supervisor:
                 process.kill()
             if process.poll() is not None:
                 self._listen(channel)  # its last words
-                self._read_words()
+                self._read_words(last=True)
                 channel.close()
                 if self._stopping.is_set() or not self._replace(process, now - began):
                     return
@@ -189,7 +208,8 @@ class Supervisor:
             _log.log(message.level, "%s", message.text)
         elif isinstance(message, Adopted):
             self.adopted += message.stored
-            _log.warning("stored %d operations that a dead run had left in its arena", message.stored)
+            if message.stored:
+                _log.warning("stored %d operations that a dead run had left in its arena", message.stored)
             for what, why in message.failed:
                 _log.error("left by a dead run and lost: %s: %s", what, why)
 
@@ -205,7 +225,10 @@ class Supervisor:
             self._ready.set()
             return False
         _log.error("the store worker (pid %d) ended: %s; it is replaced", process.pid, why)
-        self._ledger.reconcile(self._arena.state)
+        failed = "it failed; the store worker died before it could say more"
+        if process.returncode == HUNG:
+            failed = f"the store did not return within {self._limits.call_timeout} s; its worker was replaced"
+        self._ledger.reconcile(self._arena.state, self._arena.code, failed)
         while True:
             # Nobody works on the blocks now, so what is too old can be given up.
             error = self._refusal or WorkerError(f"there is no store worker: {why}")
@@ -214,7 +237,10 @@ class Supervisor:
                 return False
             self._last_words = []
             try:
-                self._spawn()
+                with self._spawning:
+                    if self._stopping.is_set():
+                        return False
+                    self._spawn()
             except WorkerError as err:
                 _log.error("%s", err)
                 pause = _PAUSES[-1]
@@ -223,18 +249,20 @@ class Supervisor:
             self._refusal = None
             return True
 
-    def _read_words(self) -> None:
-        """Passes on what the worker, or a library in it, printed."""
+    def _read_words(self, *, last: bool = False) -> None:
+        """Passes on what the worker, or a library in it, printed, by whole lines; ``last``: no more will come."""
         size = os.fstat(self._words).st_size
-        if size > self._read:
-            text = os.pread(self._words, size - self._read, self._read).decode(errors="backslashreplace")
-            self._read = size
-            for line in text.splitlines():
-                _log.warning("store worker: %s", line)
-                self._last_words = [*self._last_words[-19:], line]
-            if size > _MAX_WORDS:
-                os.ftruncate(self._words, 0)
-                self._read = 0
+        text = os.pread(self._words, size - self._read, self._read) if size > self._read else b""
+        self._read = size
+        *lines, self._half_line = (self._half_line + text).split(b"\n")
+        if last and self._half_line:
+            lines, self._half_line = [*lines, self._half_line], b""
+        for line in [line.decode(errors="backslashreplace") for line in lines if line.strip()]:
+            _log.warning("store worker: %s", line)
+            self._last_words = [*self._last_words[-19:], line]
+        if size > _MAX_WORDS:
+            os.ftruncate(self._words, 0)
+            self._read = 0
 
     def _said(self) -> str:
         return f"; its last words: {' | '.join(self._last_words[-3:])}" if self._last_words else ""
@@ -243,7 +271,8 @@ class Supervisor:
 
     def stop(self, timeout: float) -> None:
         """Ends the worker: politely for ``timeout`` seconds, then not. Returns when it is gone."""
-        self._stopping.set()
+        with self._spawning:
+            self._stopping.set()
         process, channel = self._process, self._channel
         if process is not None and channel is not None:
             channel.send(Finish())
@@ -256,7 +285,8 @@ class Supervisor:
 
     def leave(self) -> None:
         """Lets the worker go on alone; it ends when everything is done."""
-        self._stopping.set()
+        with self._spawning:
+            self._stopping.set()
         process, channel = self._process, self._channel
         self._process = self._channel = None
         if channel is not None:
@@ -266,6 +296,8 @@ class Supervisor:
             # Somebody has to take note of its end, or it stays in the process table.
             threading.Thread(target=process.wait, name="fd-routing-farewell", daemon=True).start()
         self._close()
+        if channel is not None:
+            channel.close()
 
     def _close(self) -> None:
         with contextlib.suppress(OSError):

@@ -29,16 +29,32 @@ from . import operations
 from .adoption import adopt_others
 from .dispatch import Dispatcher
 from .executing import Executor, Retry, Task
-from .messages import Channel, Done, Finish, Message, Note, Outcome, Ready, Released, Settled, Unable, failed, short
+from .messages import (
+    HUNG,
+    Channel,
+    Done,
+    Finish,
+    Message,
+    Note,
+    NoteHandler,
+    Outcome,
+    Ready,
+    Released,
+    Settled,
+    Unable,
+    failed,
+    short,
+)
 from .operations import Setup
 
 if TYPE_CHECKING:
     from ..arena.layout import BlockHead
 
-HUNG = 75  # exit status after a call that did not return
 _POLL_FIRST, _POLL_LIMIT = 0.0002, 0.002  # s between looks at the ring: busy, and after a quiet second
 _QUIET = 0.05  # s without work before the pauses grow
 _BATCH = 32  # outcomes in one packet
+_COUNTING = 10.0  # s that listing the namespace may hold the first operation up
+_STALL = 1.0  # s after which this process was stopped, and the store's calls with it
 _LEFT_ALONE = 600.0  # s that a worker without an engine goes on at most
 
 
@@ -64,6 +80,7 @@ class Worker:
         self._lock = threading.Lock()
         self._finish = False
         self._orphan_since: float | None = None
+        self._held = False
         self._view.sign(os.getpid(), start_time(os.getpid()))
 
     def run(self) -> int:
@@ -100,19 +117,23 @@ class Worker:
     def _look_around(self, store: SyncStore) -> None:
         """What happens once, before the first operation: a warning about a used namespace, and dead runs' arenas."""
         if Capability.LIST in store.resolved.spec.capabilities:
-            try:
-                count = len(store.list())
-            except RoutingError as err:
-                self._say(Note(logging.WARNING, short(f"namespace {store.namespace!r} cannot be listed: {err}")))
-            else:
-                if count:
-                    text = (
-                        f"namespace {store.namespace!r} of store {store.resolved.name!r} already holds {count} "
-                        "rollouts; set FD_ROUTING_NAMESPACE to a name of its own for each run"
-                    )
-                    self._say(Note(logging.WARNING, text))
-        for message in adopt_others(self._setup, self._view.file.path, store, self._watched):
+            counting = threading.Thread(target=self._count, args=(store,), daemon=True)
+            counting.start()
+            counting.join(_COUNTING)  # the first operation does not wait longer, nor for a store that hangs
+        for message in adopt_others(self._setup, self._view.file.path, self._adopting):
             self._say(message)
+
+    def _count(self, store: SyncStore) -> None:
+        where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
+        began = time.monotonic()
+        try:
+            count = len(store.list())
+        except RoutingError as err:
+            self._say(Note(logging.WARNING, short(f"{where} cannot be listed: {err}")))
+            return
+        if count and time.monotonic() - began < _COUNTING:  # later the list has rollouts of this run
+            cure = "set FD_ROUTING_NAMESPACE to a name of its own for each run"
+            self._say(Note(logging.WARNING, f"{where} already holds {count} rollouts; {cure}"))
 
     def _do_suspects(self, blocks: list[BlockHead], executor: Executor) -> None:
         """Does the blocks over which a worker died, one at a time, so that it is known which one is to blame."""
@@ -123,18 +144,25 @@ class Worker:
                 while isinstance(answer := self._watched(executor, task), Retry):
                     self._view.beat()
                     time.sleep(answer.pause)
-                self._end(answer)
+                self._end(answer, block)
             self._over.add(block.sequence)
             self._view.beat()
             self._tell()
 
     def _watched(self, executor: Executor, task: Task) -> Outcome | Retry:
         """Does a task in this thread, while another one looks at the clock."""
+        return self._bounded(executor, task, [task])
+
+    def _adopting(self, executor: Executor, task: Task) -> Outcome | Retry:
+        """Does a task of a dead run's arena, of which this run's engine knows nothing."""
+        return self._bounded(executor, task, [])
+
+    def _bounded(self, executor: Executor, task: Task, mine: list[Task]) -> Outcome | Retry:
         over = threading.Event()
 
         def watch() -> None:
             if not over.wait(self._setup.call_timeout):
-                self._give_up([task])
+                self._give_up(mine)
 
         threading.Thread(target=watch, daemon=True).start()
         self._view.beat()
@@ -147,7 +175,7 @@ class Worker:
         try:
             return Task(block, operations.decode(block.meta))
         except ArenaError as err:
-            self._end(failed(block.sequence, err))
+            self._end(failed(block.sequence, err), block)
             return None
 
     def _add(self, block: BlockHead) -> None:
@@ -158,23 +186,31 @@ class Worker:
     # --- working ------------------------------------------------------------------------------------------------
 
     def _loop(self) -> int:
-        last = time.monotonic()
+        last = seen = awake = time.monotonic()
         pause = _POLL_FIRST
         while True:
             blocks = self._view.published()
             for block in blocks:
                 self._add(block)
+            while self._view.damaged:
+                err = ArenaError("its place in shared memory was overwritten before the store worker came to it")
+                self._end(failed(self._view.damaged.pop(), err))
             self._view.beat()
             told = self._tell()
             for message in self._channel.receive():
                 self._finish = self._finish or isinstance(message, Finish)
             now = time.monotonic()
+            if now - seen > _STALL:
+                awake = now
+            seen = now
             if not self._channel.open and self._orphan_since is None:
                 self._orphan_since = now
                 _silence()
+                continue  # what it published last may have come after the look above
             if self._is_over(now, bool(blocks)):
                 return 0
-            if hung := [task for task, since in self._dispatcher.running() if now - since > self._setup.call_timeout]:
+            limit = now - self._setup.call_timeout
+            if awake < limit and (hung := [task for task, since in self._dispatcher.running() if since < limit]):
                 self._give_up(hung)
             if blocks or told:
                 last, pause = now, _POLL_FIRST
@@ -183,14 +219,24 @@ class Worker:
             time.sleep(pause)
 
     def _is_over(self, now: float, busy: bool) -> bool:
+        if self._held:
+            return not self._dispatcher.running()
         if busy or self._dispatcher.pending:
             return self._orphan_since is not None and now - self._orphan_since > _LEFT_ALONE
         return self._orphan_since is not None or (self._finish and self._channel.idle and not self._outbox)
 
     def _ended(self, task: Task, outcome: Outcome) -> None:
-        self._end(outcome)
+        """Called before anything that waits for the task begins."""
+        if self._orphan_since is not None and outcome.code == StoreUnavailableError.code:
+            # Nobody would hear of it, and what comes later must not pass it: the next start goes on from here.
+            self._held = True
+            self._dispatcher.stop()
+        else:
+            self._end(outcome, task.block)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, block: BlockHead | None = None) -> None:
+        if outcome.code and block is not None:
+            self._view.fail(block, outcome.code)  # done again it would come after what came after it
         with self._lock:
             self._outbox.append(outcome)
 
@@ -213,12 +259,13 @@ class Worker:
 
     def _give_up(self, hung: list[Task]) -> None:
         """Reports calls that do not return, and ends the process: nothing else ends such a call for certain."""
+        if not hung:
+            text = f"the store did not return within {self._setup.call_timeout} s for what a dead run had left"
+            self._say(Note(logging.WARNING, text))
         for task in hung:
-            err = StoreUnavailableError(
-                f"the store did not return within {self._setup.call_timeout} s; its worker is replaced",
-                hint="call_timeout of the writer says how long a call may take",
-            )
-            self._end(failed(task.block.sequence, err, self._setup.call_timeout))
+            if self._orphan_since is None:
+                # The engine learns of it by the mark, once this process is gone and looks at the block no more.
+                self._view.fail(task.block, StoreUnavailableError.code)
         self._tell()
         self._say_the_rest(1.0)
         os._exit(HUNG)
@@ -226,8 +273,8 @@ class Worker:
     # --- ending -------------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Without an engine the arena is this process's to remove, unless something in it is still to be stored."""
-        if self._orphan_since is not None and not self._view.scan():
+        """Removes the arena, unless something in it is still to be done; its engine may die before it does so."""
+        if not self._view.scan(failed=True):
             self._view.file.remove()
 
     def _say(self, message: Message) -> None:
@@ -248,28 +295,13 @@ def _silence() -> None:
     os.close(null)
 
 
-class _NoteHandler(logging.Handler):
-    """Sends warnings and errors of the worker's loggers to the engine's log."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__(logging.WARNING)
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Sends one record."""
-        try:
-            self._channel.send(Note(record.levelno, short(f"{record.name}: {self.format(record)}")))
-        except Exception:  # noqa: BLE001 - logging must not hurt what is logged
-            self.handleError(record)
-
-
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine; what it handed over is still stored
     arena_fd, control_fd, path = int(arguments[0]), int(arguments[1]), arguments[2]
     below, settled = int(arguments[3]), arguments[4] == "1"
     channel = Channel(socket.socket(fileno=control_fd))
-    logging.getLogger().addHandler(_NoteHandler(channel))
+    logging.getLogger().addHandler(NoteHandler(channel))
     try:
         worker = Worker(ArenaFile(path, arena_fd), channel, below, settled)
     except RoutingError as err:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -175,7 +176,8 @@ def test_demo_prints_a_table_of_results() -> None:
         "log-prob mismatch without replay",
         "log-prob mismatch with replay",
         "routing per token",
-        "put ",
+        "hand-over to the writer",
+        "store, in the writer's worker",
         "get, waiting included",
         "demo ok",
     ]
@@ -210,6 +212,7 @@ def test_demo_in_a_named_store_removes_only_its_own(filled: SyncStore, here: lis
 def test_demo_does_not_mind_configuration_in_the_environment(folder: Path) -> None:
     config = {"routing_store_type": "local", "routing_store_config": {"store_dir": "/no/where"}}
     env = {"FD_ROUTING_STORE_CONFIG": json.dumps(config), "FD_ROUTING_NAMESPACE": "run-7"}
+    env["FD_ROUTING_WRITER_CONFIG"] = json.dumps({"arena_bytes": 1 << 40})
 
     assert run("demo", *SMALL, "--dir", str(folder), env=env).returncode == 0
 
@@ -236,9 +239,9 @@ def test_sabotage_needs_two_records() -> None:
 def test_a_stopped_demo_leaves_no_process_and_no_folder(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = start("demo", "--requests", "500", TMPDIR=str(tmp_path))
     deadline = time.monotonic() + 30
-    while len(children(process.pid)) < 2 and time.monotonic() < deadline:
+    while not (arenas := arenas_of(descendants(process.pid))) and time.monotonic() < deadline:
         time.sleep(0.02)
-    started = children(process.pid)
+    started = descendants(process.pid)
 
     process.send_signal(number)
     output = process.communicate(timeout=30)
@@ -247,12 +250,26 @@ def test_a_stopped_demo_leaves_no_process_and_no_folder(tmp_path: Path, number: 
     deadline = time.monotonic() + 20
     while (running := [pid for pid in started if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
         time.sleep(0.05)
+    left = [path for path in arenas if os.path.exists(os.path.dirname(path))]
     assert (process.returncode, "".join(output), running, os.listdir(tmp_path)) == (code, "", [], [])
+    assert (len(arenas), left) == (1, [])
 
 
-def children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The demo's processes: rollout and trainer, and the rollout's store worker."""
     found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as file:
-            found += [int(child) for child in file.read().split()]
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                for child in map(int, file.read().split()):
+                    found += [child, *descendants(child)]
+    return found
+
+
+def arenas_of(pids: list[int]) -> list[str]:
+    """The shared memory that store workers among these processes work on."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
+            found += [word for word in file.read().split("\0") if word.endswith(".arena")]
     return found

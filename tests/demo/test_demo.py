@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,9 @@ class Record:
 class DictStore:
     records: dict[str, Record] = field(default_factory=dict)
 
-    def put(self, rollout_id: str, routing: np.ndarray, /) -> None:
+    def submit(self, rollout_id: str, routing: np.ndarray, /) -> None:
         assert rollout_id not in self.records
-        self.records[rollout_id] = Record(routing.astype(np.uint8), JOB.schema)
+        self.records[rollout_id] = Record(routing, JOB.schema)
 
     def get(self, rollout_id: str, /, *, timeout: float) -> Record:
         if rollout_id not in self.records:
@@ -81,16 +83,20 @@ def test_sampling_repeats_with_its_seed_and_text_is_neither_uniform_nor_stuck(re
     assert 2.0 < entropy < np.log(256) - 0.5
 
 
-def test_the_digest_is_sent_before_the_routing_is_put():
+def test_routing_has_the_dtype_that_is_stored(requests):
+    assert {each.routing.dtype for each in requests} == {np.dtype(JOB.schema.dtype)}
+
+
+def test_the_digest_is_sent_before_the_routing_is_handed_over():
     events = []
 
     class Store(DictStore):
-        def put(self, rollout_id: str, routing: np.ndarray, /) -> None:
-            events.append(("put", rollout_id))
+        def submit(self, rollout_id: str, routing: np.ndarray, /) -> None:
+            events.append(("submitted", rollout_id))
 
     roll_out(JOB, Store(), lambda handover: events.append(("sent", handover.rollout_id)), ignore)
     assert len(events) == 8
-    assert all(events.index(("sent", name)) < events.index(("put", name)) for _, name in events)
+    assert all(events.index(("sent", name)) < events.index(("submitted", name)) for _, name in events)
 
 
 def test_sabotage_swaps_two_records_and_leaves_the_digests_true():
@@ -239,6 +245,15 @@ def config(tmp_path) -> dict[str, Any]:
 
 
 @pytest.fixture
+def shm(tmp_path, monkeypatch):
+    """The folder below which the demo's shared memory lies."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr("fastdeploy_routing_plugins.demo.run.SHM", str(folder))
+    return folder
+
+
+@pytest.fixture
 def started(monkeypatch) -> dict[str, subprocess.Popen[bytes]]:
     """The demo's processes by name."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -257,7 +272,7 @@ def test_the_whole_demo_succeeds_and_reports_every_figure(config):
     report = run_demo(config, progress=lambda *event: seen.append(event))
     assert report.failures == ()
     assert report.ok
-    assert report.wall_s < 30
+    assert report.wall_s < 100
     assert report.intact == report.requests == 32
     assert report.sampled_tokens >= 32 * 96
     assert report.tokens > report.sampled_tokens
@@ -267,7 +282,9 @@ def test_the_whole_demo_succeeds_and_reports_every_figure(config):
     assert 0.001 < report.disagreement < 0.05
     assert report.logprob_mismatch_with_replay < report.logprob_mismatch_without_replay / 3
     assert report.kl_with_replay < report.kl_without_replay / 10
-    assert 0 < report.put_median_s <= report.put_max_s
+    assert 0 < report.hand_over_median_s <= report.hand_over_max_s
+    assert 0 < report.store_median_s <= report.store_max_s
+    assert "local" in report.transport
     assert 0 < report.get_median_s <= report.get_max_s
     assert json.loads(json.dumps(report.to_dict()))["ok"] is True
     for phase in ("rollout", "trainer"):
@@ -279,6 +296,40 @@ def test_the_demo_can_run_twice_in_the_same_store(config):
     assert [report.failures for report in reports] == [(), ()]
 
 
+def test_the_demo_leaves_no_shared_memory(config, shm):
+    run_demo(config, requests=4, new_tokens=24)
+    assert list(shm.iterdir()) == []
+
+
+def test_a_killed_rollout_process_leaves_no_worker_and_no_shared_memory(config, shm, started):
+    seen = []
+
+    def kill(phase: str, *_: object) -> None:
+        if phase == "rollout":
+            seen.extend(workers_below(shm))
+            started["rollout"].kill()
+
+    run_demo(config, requests=64, new_tokens=50, progress=kill)
+    assert (len(set(seen)), workers_below(shm), list(shm.iterdir())) == (1, [], [])
+
+
+def workers_below(folder: Path) -> list[int]:
+    """The store workers whose shared memory lies below a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/".encode() in (text := path.read_bytes()) and b"writer.worker" in text:
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_what_cannot_be_stored_fails_the_demo(config, monkeypatch):
+    monkeypatch.setenv("FD_ROUTING_STORE_DISABLED", "local")
+    report = run_demo(config, requests=2, new_tokens=12)
+    assert not report.ok
+    assert "store_disabled" in report.failures[0]
+
+
 def test_sabotage_makes_the_demo_fail(config):
     report = run_demo(config, requests=4, new_tokens=24, sabotage=True)
     assert not report.ok
@@ -288,11 +339,15 @@ def test_sabotage_makes_the_demo_fail(config):
 
 @pytest.mark.parametrize("victim", ["rollout", "trainer"])
 def test_a_killed_process_ends_the_demo_at_once_and_is_named(config, started, victim):
-    began = time.monotonic()
-    report = run_demo(
-        config, requests=64, new_tokens=200, progress=lambda phase, *_: phase == victim and started[victim].kill()
-    )
-    assert time.monotonic() - began < 20
+    killed = []
+
+    def kill(phase: str, *_: object) -> None:
+        if phase == victim:
+            killed.append(time.monotonic())
+            started[victim].kill()
+
+    report = run_demo(config, requests=64, new_tokens=200, progress=kill)
+    assert time.monotonic() - killed[0] < 30
     assert not report.ok
     assert any(f"the {victim} process was killed by signal 9" in failure for failure in report.failures)
     assert all(process.returncode is not None for process in started.values())
@@ -302,7 +357,7 @@ def test_a_demo_that_takes_too_long_is_stopped_and_says_how_far_it_came(config, 
     report = run_demo(config, requests=64, new_tokens=400, timeout=1.5)
     assert not report.ok
     assert "not finished after 1.5 s" in report.failures[0]
-    assert report.wall_s < 5
+    assert report.wall_s < 15
     assert all(process.returncode is not None for process in started.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import RoutingSchema, open_store, resolve
-from fastdeploy_routing_plugins.errors import UnknownStoreError
+from fastdeploy_routing_plugins.errors import IncompleteError, UnknownStoreError
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "examples" / "engine"
@@ -61,6 +62,45 @@ def test_trainer_drops_what_the_engine_gave_up(config):
     assert "client went away" in read_back(config, "b").stdout
 
 
+@pytest.fixture(scope="module")
+def handed_over(tmp_path_factory):
+    """The store to which the engine example has handed made-up outputs over, and what the example said."""
+    folder = tmp_path_factory.mktemp("engine")
+    config = {"routing_store_type": "local", "routing_store_config": {"store_dir": str(folder / "store")}}
+    command = [sys.executable, ROOT / "examples" / "engine_sglang_vllm.py", "--config", json.dumps(config)]
+    (folder / "shm").mkdir()
+    env = {**os.environ, "FD_ROUTING_WRITER_CONFIG": json.dumps({"arena_dir": str(folder / "shm")})}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with open_store(config) as store:
+        yield store, done.stdout
+
+
+def test_engines_outputs_come_back_as_they_were(handed_over):
+    assert handed_over[1].splitlines()[-1] == "everything came back as the engines had chosen it"
+
+
+def test_a_turn_that_begins_later_completes_the_one_before(handed_over):
+    status = handed_over[0].status("sglang:0:1:0")
+    assert (status.state, [str(each.part) for each in status.parts]) == (
+        "complete",
+        ["layers 0:11, tokens 0:30", "layers 0:11, tokens 30:40"],
+    )
+
+
+def test_every_choice_of_a_request_is_handed_over(handed_over):
+    assert [handed_over[0].get("vllm:0:0:0", choice=choice).routing.shape for choice in (0, 1)] == [
+        (11, 49, 4),
+        (11, 63, 4),
+    ]
+
+
+def test_rows_that_an_engine_does_not_know_are_absent_parts(handed_over):
+    with pytest.raises(IncompleteError) as caught:
+        handed_over[0].get("vllm:2:0:0")
+    assert [str(part) for part in caught.value.missing] == ["layers 0:11, tokens 0:16"]
+
+
 @pytest.mark.parametrize("store", ["local", "noop"])
 def test_engine_config_resolves(store):
     assert resolve((ENGINE / f"{store}.json").read_text(), environ={}).name == store
@@ -74,3 +114,8 @@ def test_rdma_is_not_claimed_before_it_is_there():
 @pytest.mark.parametrize("path", sorted(ENGINE.glob("*.json")), ids=lambda path: path.name)
 def test_every_engine_config_is_described(path):
     assert f"engine/{path.name}" in (ROOT / "examples" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_every_script_is_described(path):
+    assert path.name in (ROOT / "examples" / "README.md").read_text()

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastdeploy_routing_plugins.backend import Backend, Blob, Buffer, Ranges
@@ -37,6 +37,7 @@ class Config:
         every: Every so-manieth put of a process fails or lies.
         flag: A file that switches something on while it exists.
         log: A file that gets a line for each put that begins, and one for each that was made.
+        password: Something that no log may show.
     """
 
     store_dir: str = "/nowhere"
@@ -44,6 +45,7 @@ class Config:
     every: int = 3
     flag: str = "/nowhere/flag"
     log: str = ""
+    password: str = field(default="", metadata={"secret": True})
 
 
 class Plain(LocalBackend):
@@ -156,6 +158,14 @@ class Unavailable(Plain):
         self.keep(name, header, payload)
 
 
+class Undurable(Plain):
+    """Takes everything, and cannot flush while the flag file exists."""
+
+    def _flush(self) -> None:
+        if self.flagged:
+            raise StoreUnavailableError("the disk does not answer")
+
+
 class Shut(Plain):
     """Does not open while the flag file exists."""
 
@@ -265,6 +275,7 @@ STORES: dict[str, tuple[type, Capability]] = {
     "hanging": (Hanging, FULL),
     "hanging_async": (Asynchronous, FULL),
     "unavailable": (Unavailable, FULL),
+    "undurable": (Undurable, FULL),
     "shut": (Shut, FULL),
     "stuck": (Stuck, FULL),
     "stillborn": (Stillborn, FULL),

@@ -1,7 +1,7 @@
 """What the engines of the crash tests write down, and what must follow from it: nothing acknowledged is lost.
 
-A diary is a file of JSON lines. The kernel keeps what was written to it, however its writer ends. An operation's lines,
-all with the same number ``n``::
+A diary is a file of JSON lines. The kernel keeps what was written to it, however its writer ends. The lines of one
+operation, all with the same number ``n``::
 
     want    it is about to be handed over; says which part, and its digest
     in      the writer took it
@@ -31,7 +31,7 @@ from fastdeploy_routing_plugins.errors import NotFoundError, RoutingError
 
 LAYERS, TOP_K, EXPERTS = 6, 4, 64
 SCHEMA = RoutingSchema(EXPERTS, TOP_K, range(LAYERS))
-LOST = re.compile(r"left by a dead run and lost: (.*?): (?=\w+: )")
+LOST = re.compile(r"left by a dead run and lost: (.*?): (\w+): ")
 
 Span = tuple[int, int]
 
@@ -60,7 +60,7 @@ class Diary:
             self._count += 1
             return self._count
 
-    def note(self, what: str, **facts: Any) -> None:
+    def note(self, what: str, /, **facts: Any) -> None:
         os.write(self._fd, (json.dumps({"is": what, **facts}) + "\n").encode())
 
 
@@ -100,12 +100,12 @@ class Story:
     Attributes:
         done: Operations, in the order in which they were handed over.
         lines: Other lines, by kind.
-        lost: What a later run reported as lost.
+        lost: What a later run reported as lost, and the error's code.
     """
 
     done: list[Done] = field(default_factory=list)
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path) -> None:
         """Reads one engine's diary, also while it is written."""
@@ -121,14 +121,16 @@ class Story:
                 mine[number] = Done(path.name, **facts)
                 self.done.append(mine[number])
             elif what in ("in", "out", "ack", "fail"):
+                code = facts.get("code", "")
+                if what == "fail" and code == "store_closed":
+                    what = "in"  # closing left it to the worker, which goes on alone
                 # The thread that sees a ticket's end may be faster than the one that notes the hand-over.
                 if not (what == "in" and mine[number].state in ("ack", "fail")):
-                    mine[number].state = what
-                mine[number].code = facts.get("code", "")
+                    mine[number].state, mine[number].code = what, code
             else:
                 self.lines.setdefault(what, []).append(facts)
                 if what == "log" and (found := LOST.search(facts["text"])):
-                    self.lost.add(found[1])
+                    self.lost[found[1]] = found[2]
 
     @property
     def unknown(self) -> int:
@@ -153,13 +155,13 @@ def check(story: Story, store: SyncStore) -> list[str]:
     return problems
 
 
-def _check_key(key: str, operations: list[Done], lost: set[str], store: SyncStore) -> list[str]:
+def _check_key(key: str, operations: list[Done], lost: dict[str, str], store: SyncStore) -> list[str]:
     try:
         status = store.status(key)
         present = {(status.attempt, part.part.layers, part.part.tokens) for part in status.parts}
-        state, highest = status.state, status.attempt
+        state, highest, sealed = status.state, status.attempt, status.total_tokens is not None
     except NotFoundError:
-        present, state, highest = set(), "absent", -1
+        present, state, highest, sealed = set(), "absent", -1, False
     problems = []
     certain = [done for done in operations if done.state == "ack" or (done.state == "in" and done.text not in lost)]
     for index, done in enumerate(operations):
@@ -174,7 +176,7 @@ def _check_key(key: str, operations: list[Done], lost: set[str], store: SyncStor
             problems.append(f"{key} was deleted ({done.state}), but is stored")
         if done.verb == "abort" and not deleted and state != "aborted":
             problems.append(f"{key} was aborted ({done.state}), but is {state}")
-        if done.verb == "seal" and not deleted and state in ("pending", "absent"):
+        if done.verb == "seal" and not (deleted or sealed):
             problems.append(f"{key} was sealed ({done.state}), but is {state}")
     wanted = {done.place: done for done in operations if done.verb == "put" and done.state != "out"}
     for place in present:
@@ -182,8 +184,15 @@ def _check_key(key: str, operations: list[Done], lost: set[str], store: SyncStor
         if place not in wanted:
             problems.append(f"{key}, attempt {attempt}, layers {layers}, tokens {tokens} is stored, never handed over")
         elif state != "aborted" and attempt == highest:
-            record = store.get(key, layers=layers, tokens=tokens)
-            expected = routing(key, attempt, wanted[place].rows)[slice(*layers), slice(*tokens)]
-            if digest(expected) != wanted[place].digest or not np.array_equal(record.routing, expected):
-                problems.append(f"{wanted[place].text} comes back changed")
+            problems += _check_content(wanted[place], wanted[place] in certain, store)
     return problems
+
+
+def _check_content(done: Done, certain: bool, store: SyncStore) -> list[str]:
+    expected = routing(done.key, done.attempt, done.rows)[slice(*done.layers), slice(*done.tokens)]
+    try:
+        found = store.get(done.key, layers=done.layers, tokens=done.tokens).routing
+    except RoutingError as err:  # what failed may be damaged, as long as its readers are told so
+        return [f"{done.text} cannot be read: {err.code}: {err}"] if certain else []
+    same = digest(expected) == done.digest and np.array_equal(found, expected)
+    return [] if same else [f"{done.text} comes back changed"]

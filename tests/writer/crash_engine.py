@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -93,7 +94,7 @@ class Engine:
     def in_chunks(self) -> None:
         key, rows = self._key(), self._rows() + 3
         edges = [0, *sorted(self._chance.sample(range(1, rows), 2)), rows]
-        for chunk in zip(edges, edges[1:], strict=False):
+        for chunk in itertools.pairwise(edges):
             self._put(key, rows, tokens=chunk)
         self._other("seal", key, lambda: self._writer.seal(key, rows))
 
@@ -127,7 +128,7 @@ class Engine:
             self.whole: 6, self.token_first: 4, self.wide: 1, self.layer_by_layer: 3, self.in_chunks: 2,
             self.reserved: 4, self.again: 1, self.aborted: 1, self.deleted: 2, self.flushed: 0.3,
         }  # fmt: skip
-        pause = self._chance.choice([0.0, 0.002, 0.01, 0.03])
+        pause = self._chance.choice([0.0, 0.0, 0.002, 0.01, 0.03])
         end = time.monotonic() + self._plan.seconds
         half = end - self._plan.seconds * self._chance.random()
         while time.monotonic() < end:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_routing_plugins import RoutingSchema, RoutingWriter, SyncStore, WriterLimits, open_writer
-from fastdeploy_routing_plugins.arena.file import find
+from fastdeploy_routing_plugins.arena.file import find, take
 
 from . import stores
 
@@ -71,9 +72,20 @@ def workers(arena_dir: Path | str) -> list[int]:
     return found
 
 
-def arenas(arena_dir: Path | str) -> list[str]:
-    """Returns the arenas that lie in a folder."""
-    return [found.path for found in find(str(arena_dir))]
+def clear(arena_dir: Path | str) -> None:
+    """Removes the arenas of dead processes from a folder, with what is in them."""
+    for found in find(str(arena_dir)):
+        file = take(found.path)
+        assert file is not None, f"{found.path} is in use"
+        file.remove()
+        file.close()
+
+
+def end(engine: subprocess.Popen[str]) -> None:
+    """Ends an engine and its children, if they run; not its store worker."""
+    with suppress(ProcessLookupError):
+        os.killpg(engine.pid, signal.SIGKILL)
+    engine.wait()
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Place:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def engine(self, code: str, **kwargs: Any) -> subprocess.Popen[str]:
-        """Starts an engine in a process of its own; its code finds ``place`` and this module's names."""
+        """Starts an engine in a process group of its own; its code finds ``place`` and this module's names."""
         setup = (
             "import sys; sys.path.append(sys.argv[1])\n"
             "from pathlib import Path\n"
@@ -147,18 +159,28 @@ class Place:
             [sys.executable, "-c", setup + code, str(repository), str(self.root), str(self.site)],
             env=stores.environment(self.site),
             text=True,
+            start_new_session=True,
             **kwargs,
         )
 
+    @contextmanager
+    def running(self, code: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """Runs an engine for a ``with`` block, from the first line that it prints on; yields it and the line."""
+        with self.engine(code, stdout=subprocess.PIPE) as engine:
+            try:
+                assert engine.stdout is not None
+                yield engine, engine.stdout.readline().strip()
+            finally:
+                end(engine)
+
     def run(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Runs an engine to its end; returns what it printed."""
-        process = self.engine(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out, err = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
-            process.wait()
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        """Runs an engine to its end; returns what it and its children printed."""
+        with self.engine(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
+            try:
+                out, err = engine.communicate(timeout=PATIENCE)
+            finally:
+                end(engine)
+        return subprocess.CompletedProcess(engine.args, engine.returncode, out, err)
 
     def make(self) -> Place:
         """Makes the folder for shared memory; returns this place."""

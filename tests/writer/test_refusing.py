@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import RoutingKey, RoutingWriter, WeightSpan, WriteFailure
-from fastdeploy_routing_plugins.errors import ConflictError, InvalidKeyError, InvalidRecordError
+from fastdeploy_routing_plugins.errors import ConflictError, InvalidKeyError, InvalidRecordError, UnsupportedError
 
 from .helpers import PATIENCE, SCHEMA, Place, codes, routing, until
 
@@ -55,6 +55,10 @@ WRONG_RECORDS: dict[str, Any] = {
     "gaps between versions": lambda w: w.submit("x", routing(), weight_versions=[WeightSpan(1, 10, 1)]),
     "versions of another form": lambda w: w.submit("x", routing(), weight_versions=[(0, 10, 1)]),
     "versions in a text": lambda w: w.submit("x", routing(), weight_versions="17"),
+    "no versions at all": lambda w: w.submit("x", routing(), weight_versions=None),
+    "more versions than fit": lambda w: w.submit(
+        "x", routing(6000), weight_versions=[WeightSpan(n, n + 1, "v" * 256) for n in range(6000)]
+    ),
     "a reservation of floats": lambda w: w.reserve("x", 10, dtype="f4"),
     "a reservation of foreign bytes": lambda w: w.reserve("x", 10, dtype=">i4"),
     "a reservation of open layers": lambda w: w.reserve("x", 10, layers=slice(2, None)),
@@ -134,6 +138,11 @@ def test_without_validation_ids_of_the_right_width_pass(place: Place) -> None:
     with place.writer(limits={"validate": False}) as writer:
         writer.submit("x:1", np.full((6, 10, 4), 255, np.uint8)).result(PATIENCE)
         assert writer.flush().ok
+
+
+def test_without_validation_ids_that_would_be_cut_off_do_not_pass(place: Place) -> None:
+    with place.writer(limits={"validate": False}) as writer, pytest.raises(InvalidRecordError, match="id 256"):
+        writer.submit("x:1", _spoilt(256)).result(PATIENCE)
 
 
 def test_an_id_out_of_range_is_not_stored(writer: RoutingWriter, shared_place: Place) -> None:
@@ -234,6 +243,11 @@ def test_on_failure_may_call_the_writer(place: Place) -> None:
     with place.writer(on_failure=abort) as writer, place.read() as store:
         writer.submit("x:1", _spoilt(99))
         assert until(lambda: [status.state for status in store.list()]) == ["aborted"]
+
+
+def test_what_a_store_cannot_do_is_a_failure(place: Place) -> None:
+    with place.writer("blind") as writer, pytest.raises(UnsupportedError):
+        writer.clear().result(PATIENCE)
 
 
 def test_a_schema_that_is_none_is_refused(place: Place) -> None:

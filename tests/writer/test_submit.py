@@ -86,9 +86,7 @@ def test_a_paddle_tensor_is_taken(writer: RoutingWriter, store: SyncStore, rollo
     assert same(store, rollout, routing(seed=rollout))
 
 
-def test_the_caller_may_overwrite_its_array_right_after(
-    writer: RoutingWriter, store: SyncStore, rollout: str
-) -> None:
+def test_the_caller_may_overwrite_its_array_right_after(writer: RoutingWriter, store: SyncStore, rollout: str) -> None:
     given = routing(20_000, seed=rollout)
     expected = given.copy()
     ticket = writer.submit(rollout, given)

@@ -1,0 +1,303 @@
+"""``fd-routing clean``: stores what dead engines left in shared memory, and removes it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastdeploy_routing_plugins.cli.asking import confirmed
+from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.cli.options import common_options
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes
+from fastdeploy_routing_plugins.cli.signals import cleaning_up
+from fastdeploy_routing_plugins.errors import ArenaError, ResolveError, RoutingError, StoreUnavailableError
+from fastdeploy_routing_plugins.writer import leftovers
+from fastdeploy_routing_plugins.writer.limits import WriterLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastdeploy_routing_plugins.cli.signals import Stop
+    from fastdeploy_routing_plugins.writer.leftovers import Leftover, Rescue
+
+_SHOWN = 20  # operations that people see; --json has them all
+
+
+@dataclass(slots=True)
+class _Row:
+    """An arena, and what became of it.
+
+    Attributes:
+        arena: As it was found.
+        outcome: ``left``, ``finished``, ``stored``, ``discarded``, ``gone`` or ``kept``.
+        stored: Operations that were stored now.
+        failed: What could not be stored, and why.
+        error: Why the arena is kept.
+    """
+
+    arena: Leftover
+    outcome: str = "left"
+    stored: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    error: RoutingError | None = None
+
+    def to_dict(self, dry_run: bool) -> dict[str, Any]:
+        arena, error = self.arena, self.error
+        document = {
+            "path": arena.path,
+            "bytes": arena.nbytes,
+            "state": arena.state,
+            "engine_pid": arena.engine_pid,
+            "worker_pid": arena.worker_pid,
+            "store": arena.store,
+            "namespace": arena.namespace,
+            "pending": len(arena.pending),
+            "outcome": self.outcome,
+            "stored": self.stored,
+            "failed": [{"what": what, "why": why} for what, why in self.failed],
+            "error": error and {"code": error.code, "message": error.message, "hint": error.hint},
+        }
+        return {**document, "operations": list(arena.pending)} if dry_run else document
+
+
+@click.command("clean")
+@click.option(
+    "--arena-dir",
+    "folders",
+    multiple=True,
+    metavar="PATH",
+    help="Where to look; may be repeated. Without it the writer's arena_dir, /dev/shm unless configured.",
+)
+@click.option(
+    "--spill-dir",
+    "spills",
+    multiple=True,
+    metavar="PATH",
+    help="Also remove spilled payloads there whose arena is gone. Not for a folder that hosts share.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what there is, and what would be stored.")
+@click.option("--discard", is_flag=True, help="Remove arenas of dead engines without storing what is in them.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before --discard.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long workers of dead engines may take to finish.",
+)
+@click.option("--kill", is_flag=True, help="Kill the workers that do not finish, and store the rest here.")
+@common_options
+@click.pass_obj
+def command(
+    out: Output,
+    folders: Sequence[str],
+    spills: Sequence[str],
+    dry_run: bool,
+    discard: bool,
+    yes: bool,
+    wait: float,
+    kill: bool,
+) -> int:  # fmt: skip
+    """Store what dead engines left in shared memory, in the stores that it was meant for, and remove it.
+
+    Arenas of living engines are left alone. What cannot be stored is reported with its id and cause; if that is
+    because a store is unavailable, its arena stays. Exits with 1 if anything could not be stored, or stays.
+    """
+    where = [_folder(path, "--arena-dir") for path in folders or [WriterLimits.load().arena_dir]]
+    spill_dirs = [_folder(path, "--spill-dir") for path in spills]
+    with cleaning_up() as stop:
+        rows = {arena.path: _Row(arena) for folder in where for arena in leftovers.look(folder, tidy=not dry_run)}
+        if not dry_run:
+            _settle(out, rows, where, wait, kill, stop)
+            dead = [row for row in rows.values() if row.outcome == "left" and row.arena.state in ("dead", "damaged")]
+            if discard:
+                _discard(out, dead, yes)
+            else:
+                _store(out, dead)
+        spilled = [_sweep(folder, where, dry_run) for folder in spill_dirs]
+    ok = dry_run or (
+        not any(row.outcome == "kept" or row.failed for row in rows.values())
+        and all(each["removed"] == each["orphaned"] for each in spilled)
+    )
+    document = {"dry_run": dry_run, "ok": ok, "folders": where, "spilled": spilled}
+    if not out.document({**document, "arenas": [row.to_dict(dry_run) for row in rows.values()]}):
+        _print(out, list(rows.values()), where, spilled, dry_run)
+    return 0 if ok else 1
+
+
+def _folder(path: str, option: str) -> str:
+    folder = os.path.abspath(os.path.expanduser(path))
+    if not os.path.isdir(folder):
+        raise UsageProblem(f"there is no folder {path!r}", f"{option} takes the folder that the writer's limits name")
+    return folder
+
+
+# --- what is done ----------------------------------------------------------------------------------------------------
+
+
+def _settle(out: Output, rows: dict[str, _Row], where: Sequence[str], wait: float, kill: bool, stop: Stop) -> None:
+    """Waits for the workers of dead engines, kills them if told to, and looks again."""
+    draining = [path for path, row in rows.items() if row.arena.state == "draining"]
+    if not draining:
+        return
+    if wait:
+        out.note(f"waiting up to {wait:g} s for the workers of {len(draining)} dead engines")
+    if not leftovers.wait_until_unused(draining, wait, stop.check) and kill:
+        for path in draining:
+            if not leftovers.wait_until_unused([path], 0):
+                leftovers.kill_worker(path)
+    now = {arena.path: arena for folder in where for arena in leftovers.look(folder)}
+    for path in draining:
+        row = rows[path]
+        if path not in now:
+            row.outcome = "finished"
+            continue
+        row.arena = now[path]
+        if row.arena.state not in ("dead", "damaged"):
+            row.outcome = "kept"
+            row.error = StoreUnavailableError(
+                f"the worker of a dead engine (pid {row.arena.worker_pid or '?'}) still stores what is in {path}",
+                hint="let it finish (--wait SECONDS), or end it and store the rest from here (--kill)",
+            )
+
+
+def _discard(out: Output, rows: Sequence[_Row], yes: bool) -> None:
+    count = sum(len(row.arena.pending) for row in rows)
+    size = f"{len(rows)} arenas ({show_bytes(sum(row.arena.nbytes for row in rows))})"
+    if rows and not yes and not confirmed(f"Remove {size} with {count} operations never stored?", "removes"):
+        out.note("nothing was removed")
+        for row in rows:
+            row.outcome = "kept"
+        return
+    for row in rows:
+        try:
+            gone = leftovers.throw_away(row.arena.path)
+        except OSError as err:
+            row.outcome, row.error = "kept", _unremoved(row, err)
+        else:
+            row.outcome = "discarded" if gone else "left"
+
+
+def _store(out: Output, rows: Sequence[_Row]) -> None:
+    calls = leftovers.BoundedCalls()
+    before = 0
+    with out.progress(["storing"], sum(len(row.arena.pending) for row in rows)) as advance:
+
+        def progress(done: int, total: int) -> None:
+            advance(0, before + done)
+
+        for row in rows:
+            try:
+                _rescued(row, leftovers.rescue(row.arena.path, calls, progress))
+            except OSError as err:
+                row.outcome, row.error = "kept", _unremoved(row, err)
+            before += len(row.arena.pending)
+    out.abandoned = calls.hung
+
+
+def _rescued(row: _Row, rescue: Rescue) -> None:
+    """Notes how an attempt to store an arena's content ended."""
+    row.stored, row.failed, err = rescue.stored, rescue.failed, rescue.error
+    if rescue.removed:
+        row.outcome = "stored"
+    elif err is None:
+        row.outcome = "left"  # somebody else was faster
+    else:
+        row.outcome, row.error = "kept", _with_way_out(err)
+
+
+def _with_way_out(err: RoutingError) -> RoutingError:
+    """Returns an error whose hint says how the arena can be got rid of."""
+    if isinstance(err, ArenaError):
+        hint = "nothing can be stored from it; --discard removes it"
+    elif isinstance(err, ResolveError):
+        hint = "run this where the engine ran, in its environment; or --discard removes it"
+    else:
+        hint = "run this again when the store answers; or --discard removes it"
+    return type(err)(err.message, hint=f"{err.hint}; {hint}" if err.hint else hint, **err.facts)
+
+
+def _unremoved(row: _Row, err: OSError) -> ArenaError:
+    return ArenaError(f"{row.arena.path} cannot be removed: {err.strerror}", hint="whose folder is it?")
+
+
+def _sweep(folder: str, where: Sequence[str], dry_run: bool) -> dict[str, Any]:
+    """Removes spilled payloads whose arena is gone; says how many."""
+    found = leftovers.orphaned(folder, {*where, WriterLimits.load().arena_dir})
+    nbytes = removed = 0
+    for path in found:
+        with suppress(OSError):
+            nbytes += os.lstat(path).st_size
+            if not dry_run:
+                os.unlink(path)
+                removed += 1
+    return {"folder": folder, "orphaned": len(found), "bytes": nbytes, "removed": removed}
+
+
+# --- what people see -------------------------------------------------------------------------------------------------
+
+
+def _print(
+    out: Output, rows: Sequence[_Row], where: Sequence[str], spilled: Sequence[dict[str, Any]], dry_run: bool
+) -> None:
+    if rows:
+        headers = ("ARENA", "STATE", "SIZE", "ENGINE", "WORKER", "STORE", "PENDING", "RESULT")
+        out.table(headers, [_cells(row, dry_run) for row in rows], right="  rrr r")
+    lines = list(_details(rows, dry_run))
+    if lines:
+        out.table(("WHAT", "WHY" if not dry_run else "ARENA"), lines)
+    for row in rows:
+        if row.error is not None:
+            out.error(row.error.code, row.error.message, row.error.hint)
+    for each in spilled:
+        verb = "would remove" if dry_run else "removed"
+        count = each["orphaned"] if dry_run else each["removed"]
+        out.line(f"{verb} {count} orphaned payloads ({show_bytes(each['bytes'])}) of {each['folder']}")
+    gone = [row.arena for row in rows if row.outcome in ("stored", "discarded", "finished")]
+    if not rows:
+        out.line(f"no arenas in {', '.join(where)}")
+    elif not dry_run:
+        stored = sum(row.stored for row in rows)
+        out.line(f"stored {stored} operations, removed {len(gone)} arenas ({show_bytes(sum(a.nbytes for a in gone))})")
+
+
+def _cells(row: _Row, dry_run: bool) -> tuple[str, ...]:
+    arena = row.arena
+    return (
+        arena.path,
+        arena.state,
+        show_bytes(arena.nbytes),
+        str(arena.engine_pid or "?"),
+        str(arena.worker_pid or "-"),
+        f"{arena.store} ({arena.namespace})" if arena.store else "?",
+        str(len(arena.pending)) if arena.store else "?",
+        _intent(arena) if dry_run else _result(row),
+    )
+
+
+def _intent(arena: Leftover) -> str:
+    if arena.state == "dead":
+        return f"would store {len(arena.pending)}" if arena.pending else "would be removed"
+    return {"live": "left alone", "draining": "would wait", "damaged": "needs --discard"}[arena.state]
+
+
+def _result(row: _Row) -> str:
+    if row.outcome == "stored":
+        return f"stored {row.stored}" + (f", lost {len(row.failed)}" if row.failed else "")
+    return {"left": "left alone", "finished": "finished by its worker", "kept": "stays"}.get(row.outcome, row.outcome)
+
+
+def _details(rows: Sequence[_Row], dry_run: bool) -> Iterator[tuple[str, str]]:
+    """Yields the first operations that would be stored, or that could not be."""
+    if dry_run:
+        every = [(what, row.arena.path) for row in rows if row.arena.state == "dead" for what in row.arena.pending]
+    else:
+        every = [lost for row in rows for lost in row.failed]
+    yield from every[:_SHOWN]
+    if len(every) > _SHOWN:
+        yield f"... and {len(every) - _SHOWN} more", "--json lists all"
