@@ -89,10 +89,10 @@ def test_gathering_is_what_indexing_row_by_row_gives(
     buffer = random.integers(0, 100, (blocks * size, layers, top_k)).astype(dtype)
     table = random.permutation(blocks) if seed % 2 else np.arange(blocks)
     rows = Rows(buffer, table.tolist(), size, tokens)
-    got = np.empty((layers, rows.tokens, top_k), dtype)
+    got = np.empty((rows.tokens, layers, top_k), dtype)
     rows.copy_into(got)
     where = np.arange(tokens)
-    expected = buffer[table[where // size] * size + where % size].transpose(1, 0, 2)
+    expected = buffer[table[where // size] * size + where % size]
     assert np.array_equal(got, expected)
 
 

@@ -20,14 +20,14 @@ def buffer_and_table(dtype, top_k, block_size, tokens):
 
 def expected(buffer, table, block_size, tokens):
     slots = [block * block_size + offset for block in table for offset in range(block_size)][:tokens]
-    return buffer[slots].transpose(1, 0, 2) if tokens else np.empty((LAYERS, 0, buffer.shape[2]), buffer.dtype)
+    return buffer[slots] if tokens else np.empty((0, LAYERS, buffer.shape[2]), buffer.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "i4", "i8"])
 @pytest.mark.parametrize("top_k", [1, 3, 4, 6, 8, 16])
 def test_every_word_size_is_copied_exactly(dtype, top_k):
     buffer, table = buffer_and_table(dtype, top_k, 16, 777)
-    made = np.empty((LAYERS, 777, top_k), dtype)
+    made = np.empty((777, LAYERS, top_k), dtype)
     Rows(buffer, table, 16, 777).copy_into(made)
     assert np.array_equal(made, expected(buffer, table, 16, 777))
 
@@ -36,7 +36,7 @@ def test_every_word_size_is_copied_exactly(dtype, top_k):
 @pytest.mark.parametrize("tokens", [0, 1, 63, 64, 65, 512, 513, 2049])
 def test_every_length_is_copied_exactly(block_size, tokens):
     buffer, table = buffer_and_table("u1", 8, block_size, tokens)
-    made = np.empty((LAYERS, tokens, 8), "u1")
+    made = np.empty((tokens, LAYERS, 8), "u1")
     Rows(buffer, table, block_size, tokens).copy_into(made)
     assert np.array_equal(made, expected(buffer, table, block_size, tokens))
 

@@ -224,10 +224,10 @@ def _hand_over(sink: Sink, key: HostId, rows: Rows, buffer: Any) -> None:
 
 def _copied(sink: Sink, rows: Rows, buffer: Any) -> Any:
     bfloat16 = _is_bfloat16(sink, rows, buffer)
-    shape = (sink.schema.num_layers, rows.tokens, sink.schema.top_k)
+    shape = (rows.tokens, sink.schema.num_layers, sink.schema.top_k)
     made = np.empty(shape, dtype=sink.schema.dtype if bfloat16 else buffer.dtype)
     (rows.decode_into if bfloat16 else rows.copy_into)(made)
-    return made
+    return made.transpose(1, 0, 2)
 
 
 def _is_bfloat16(sink: Sink, rows: Rows, buffer: Any) -> bool:

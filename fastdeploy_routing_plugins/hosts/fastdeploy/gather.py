@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-_WORDS = tuple(np.dtype(code) for code in ("c16", "u8", "u4", "u2"))
-_CHUNK = 512  # tokens at a time; 180 KB for 45 layers and top-8
+_CHUNK = 512  # tokens looked at at a time; 180 KB for 45 layers and top-8
 
 
 class Rows:
@@ -59,47 +58,39 @@ class Rows:
         return row
 
     def copy_into(self, target: npt.NDArray[Any]) -> None:
-        """Writes the rows into ``[layers, tokens, top_k]`` of the buffer's dtype, C order."""
-        word = _word(target)
-        to = target.view(word)
-        for first, rows in self._pieces(word):
-            for index in range(to.shape[2]):
-                to[:, first : first + len(rows), index] = rows[:, :, index].T
+        """Writes the rows into ``[tokens, layers, top_k]`` of the buffer's dtype, C order."""
+        whole = self.tokens // self._size
+        held = self._held()
+        taken = target[: whole * self._size].reshape(whole, held.shape[1])
+        np.take(held, self._blocks[:whole], axis=0, out=taken, mode="clip")  # "raise", tested above, is slow
+        for token in range(whole * self._size, self.tokens, self._size):  # the last block, if it is not full
+            first = int(self._blocks[whole]) * self._size
+            target[token:] = self._buffer[first : first + self.tokens - token]
 
     def decode_into(self, target: npt.NDArray[Any]) -> None:
-        """Writes the integers that the rows' bfloat16 bit patterns stand for.
+        """Writes the integers that the rows' bfloat16 bit patterns stand for into ``[tokens, layers, top_k]``.
 
         Raises:
             InvalidRecordError: a pattern is no id.
         """
-        for first, rows in self._pieces(self._buffer.dtype):
-            target[:, first : first + len(rows)] = decoded(rows).transpose(1, 0, 2)
+        for first, rows in self._pieces():
+            target[first : first + len(rows)] = decoded(rows)
 
     def peak(self) -> int:
         """Returns the largest value in the rows; 0 if there are none."""
-        return max((int(rows.max()) for _, rows in self._pieces(self._buffer.dtype)), default=0)
+        return max((int(rows.max()) for _, rows in self._pieces()), default=0)
 
-    def _pieces(self, word: np.dtype[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yields the number of a first token and ``[tokens, layers, words]`` from there on, until all rows were had.
-
-        Blocks are copied to a place that stays in the cache, since transposing out of memory costs twice as much.
-        """
+    def _held(self) -> npt.NDArray[Any]:
+        """Returns the buffer's blocks, each as one row."""
         slots = len(self._buffer) // self._size * self._size
-        source = self._buffer[:slots].view(word)
-        row = source.shape[1:]
+        return self._buffer[:slots].reshape(slots // self._size, -1)
+
+    def _pieces(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yields the number of a first token and ``[tokens, layers, top_k]`` from there on, for all rows."""
+        held = self._held()
+        row = self._buffer.shape[1:]
         each = max(1, _CHUNK // self._size)
-        rows = np.empty((each * self._size, *row), word)
-        blocks = rows.reshape(each, -1)
-        source = source.reshape(-1, blocks.shape[1])
         for start in range(0, -(-self.tokens // self._size), each):
-            chosen = self._blocks[start : start + each]
-            np.take(source, chosen, axis=0, out=blocks[: len(chosen)], mode="clip")  # "raise", tested above, is slow
+            rows = held[self._blocks[start : start + each]].reshape(-1, *row)
             first = start * self._size
-            yield first, rows[: min(len(chosen) * self._size, self.tokens - first)]
-
-
-def _word(array: npt.NDArray[Any]) -> np.dtype[Any]:
-    """Returns the longest word that a row's ids can be moved as."""
-    row = array.shape[2] * array.itemsize
-    fitting = (word for word in _WORDS if row % word.itemsize == 0 and word.itemsize > array.itemsize)
-    return next(fitting, array.dtype)
+            yield first, rows[: self.tokens - first]

@@ -78,9 +78,9 @@ class Sink:
         self.attempt(rollout_id, lambda: self.put_now(rollout_id, routing, layer=layer))
 
     def put_gathered(self, rollout_id: str, tokens: int, dtype: Any, gather: Callable[[Any], None]) -> None:
-        """Hands over a request that ``gather`` writes straight into shared memory, ``[layers, tokens, top_k]``."""
+        """Hands over a request that ``gather`` writes straight into shared memory, ``[tokens, layers, top_k]``."""
         key, attempt = named(rollout_id)
-        with self.open().reserve(key, tokens, attempt=attempt, dtype=dtype) as slot:
+        with self.open().reserve(key, tokens, layout="token_first", attempt=attempt, dtype=dtype) as slot:
             gather(slot.view)
 
     def attempt(self, rollout_id: str, hand_over: Callable[[], None]) -> None:
