@@ -131,16 +131,17 @@ class Gate:
         """Writes a payload that the arena has no room for into the spill folder.
 
         Raises:
-            ArenaFullError: there is none.
-            StoreUnavailableError: it has no room either.
+            ArenaFullError: there is none, or it has no room either.
         """
         if self._spill is None:
             raise self.full(operation)
         try:
             name = self._spill.write(array)
-        except StoreUnavailableError:
+        except StoreUnavailableError as err:
             self.refused += 1
-            raise
+            raise ArenaFullError(
+                f"the arena is full, and {err.message}", hint="set arena_bytes or spill_bytes higher, or flush() first"
+            ) from err
         spilled: PutOp = msgspec.structs.replace(operation, spill=name)
         block = self.arena.allocate(operations.encode(spilled), 0)
         if block is None:

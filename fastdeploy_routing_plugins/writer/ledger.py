@@ -75,7 +75,8 @@ class FlushReport:
         """
         if self.failures:
             first = self.failures[0]
-            raise type(first.error)(f"{first.what}: {first.error.message}", hint=first.error.hint, report=self)
+            more = f" (and {self.failed - 1} more failed)" if self.failed > 1 else ""
+            raise type(first.error)(f"{first.what}: {first.error.message}{more}", hint=first.error.hint, report=self)
         if self.pending:
             raise StoreUnavailableError(
                 f"{self.pending} operations ({self.pending_bytes} bytes) had not ended at the deadline", report=self
@@ -300,6 +301,7 @@ class Ledger:
         """Returns what ended since the last report, and what is pending, of the operations below a sequence."""
         with self.changed:
             late = [entry for sequence, entry in self._open.items() if below is None or sequence < below]
+            late = [entry for entry in late if not isinstance(entry.ticket.operation, FlushOp)]
             stored, failed = self._since_report
             self._since_report = [0, 0]
             failures = tuple(self._failures)
