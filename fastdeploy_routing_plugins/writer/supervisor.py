@@ -94,9 +94,13 @@ class Supervisor:
             WorkerError: it cannot be started, or not in time.
             RoutingError: the store does not open.
         """
-        self._spawn()
-        self._thread.start()
-        self._ready.wait(self._limits.start_timeout)
+        try:
+            self._spawn()
+            self._thread.start()
+            self._ready.wait(self._limits.start_timeout)
+        except BaseException:
+            self.stop(0.0)
+            raise
         if self._refusal is None and self.transport:
             return
         refusal = self._refusal or WorkerError(
@@ -142,16 +146,19 @@ class Supervisor:
 
     def _guard(self) -> None:
         """Watches; a fault of this package in here must not leave anybody waiting for ever."""
+        self._ledger.listener = threading.get_ident()
         try:
             self._watch()
-        except Exception as err:  # noqa: BLE001 - a thread's last resort
-            _log.exception("the writer's own thread failed; nothing is stored any more")
+        except BaseException as err:  # noqa: BLE001 - a thread's last resort
             self._refusal = WorkerError(f"the writer's own thread failed: {type(err).__name__}: {err}")
             self._ready.set()
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
             self._ledger.fail_older(-1.0, self._refusal)
+            self._ledger.abandon(self._refusal.message, code=WorkerError.code)
+            with contextlib.suppress(Exception):
+                _log.error("nothing is stored any more", exc_info=err)
 
     def _watch(self) -> None:
         began = time.monotonic()
