@@ -220,8 +220,7 @@ class Arena:
             if (block.page, block.generation) in pinned:
                 self._waiting.append(block)
                 continue
-            if block.sequence:
-                self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
+            self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
             (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
 
     def restart_ring(self) -> int:

@@ -17,6 +17,7 @@ SHM = "/dev/shm"  # noqa: S108 - every file there is created exclusively, under 
 MAX_AUTO = 4 << 30
 MIN_AUTO = 32 << 20
 MIN_ARENA = 1 << 20
+BESIDE = 1 << 18  # room for the pins beside the arena
 _NO_LIMIT = sys.maxsize
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -37,28 +38,31 @@ def choose_size(folder: str, wanted: int | None) -> int:
     if wanted is not None and wanted < MIN_ARENA:
         raise ArenaRoomError(f"arena_bytes={wanted} is too small", hint=f"at least {MIN_ARENA} bytes")
     here, memory = _folder_room(folder), min(_memory(), default=_NO_LIMIT)
-    room = min(here, memory)
-    size = min(MAX_AUTO, room // 4) if wanted is None else wanted
+    free = min(here, memory)
+    room = max(0, free - BESIDE)
+    size = min(MAX_AUTO, free // 4) if wanted is None else wanted
     size -= size % PAGE
     if size <= room and (wanted is not None or size >= MIN_AUTO):
         return size
-    need = f"{wanted} bytes" if wanted is not None else f"at least {4 * MIN_AUTO >> 20} MiB"
+    need = f"{wanted / (1 << 20):g} MiB and a little more" if wanted else f"at least {4 * MIN_AUTO >> 20} MiB"
     if memory < here:
         raise ArenaRoomError(
-            f"the machine, or this container, has {room >> 20} MiB of free memory, the arena needs {need}",
+            f"the machine, or this container, has {free >> 20} MiB of free memory, the arena needs {need}",
             hint="set arena_bytes lower, or give it more memory; `fd-routing clean` removes what dead processes left",
         )
-    raise ArenaRoomError(f"{folder} has room for {room >> 20} MiB, the arena needs {need}", hint=_cure(folder))
+    raise ArenaRoomError(f"{folder} has room for {free >> 20} MiB, the arena needs {need}", hint=_cure(folder))
 
 
 def _cure(folder: str) -> str:
     if Path(SHM) in (where := Path(os.path.realpath(folder)), *where.parents):
         return (
             "a container gets 64 MiB unless told otherwise: docker run --shm-size=8g (Kubernetes: an emptyDir with "
-            "medium: Memory at /dev/shm); or set arena_bytes lower, or arena_dir to another tmpfs; `fd-routing clean` "
-            "removes what dead processes left there"
+            "medium: Memory at /dev/shm); or set arena_bytes to what it may take, or arena_dir to another tmpfs; "
+            "`fd-routing clean` removes what dead processes left there"
         )
-    return "set arena_bytes lower, or arena_dir to a tmpfs with more room"
+    return (
+        f"set arena_bytes to what it may take ({MIN_ARENA >> 20} MiB at least), or arena_dir to a tmpfs with more room"
+    )
 
 
 def _folder_room(folder: str) -> int:

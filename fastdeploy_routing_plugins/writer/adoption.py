@@ -189,4 +189,11 @@ def open_destination(setup: Setup) -> SyncStore:
     Raises:
         RoutingError: it cannot be opened here and now.
     """
-    return SyncStore(ResolvedStore.from_json(setup.store), setup.schema())
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # gone; then only absolute paths mean anything
+            os.chdir(setup.cwd)
+        return SyncStore(ResolvedStore.from_json(setup.store), setup.schema())
+    finally:
+        os.fchdir(here)
+        os.close(here)

@@ -61,27 +61,39 @@ class Task:
         operation: What to do.
         taken: When the worker took it, in ``time.monotonic()``.
         tries: How often it was tried.
+        lent: The buffers that backends were handed, by all tries.
     """
 
     block: BlockHead
     operation: Operation
     taken: float = field(default_factory=time.monotonic)
     tries: int = 0
+    lent: list[LentBuffer] = field(default_factory=list)
+
+    @property
+    def retained(self) -> bool:
+        """Whether a backend still keeps the payload, by whichever try."""
+        return any(buffer.retained and not buffer.released for buffer in self.lent)
 
 
 class LentBuffer(Buffer):
     """A payload in the arena. A backend may keep it; the block is reused after ``release``."""
 
-    __slots__ = ("retained",)
+    __slots__ = ("released", "retained")
 
     def __init__(self, data: memoryview, shape: tuple[int, ...], dtype: str, on_release: Callable[[], None]) -> None:
         super().__init__(data, shape, dtype, on_release=on_release)
-        self.retained = False
+        self.retained = self.released = False
 
     def retain(self) -> Buffer:
         """Returns this buffer, which stays as it is until ``release``."""
         self.retained = True
         return self
+
+    def release(self) -> None:
+        """Gives the buffer back."""
+        self.released = True
+        super().release()
 
 
 class Executor:
@@ -128,12 +140,14 @@ class Executor:
         task.tries += 1
         self._view.set_starts(block, starts + 1)
         try:
-            outcome = self._do(task.operation, block.sequence, block, began)
+            outcome = self._do(task, began)
         except RoutingError as err:
             self._lane.memory = None  # a call that was given up may still look at it
             pause = self._pause(task, err)
             self._view.set_starts(block, 0)
-            return failed(block.sequence, err, time.monotonic() - began) if pause is None else Retry(pause)
+            if pause is not None:
+                return Retry(pause)
+            return failed(block.sequence, err, time.monotonic() - began, retained=task.retained)
         except BaseException as err:  # noqa: BLE001 - whatever happens in a lane, the engine hears of it
             self._view.set_starts(block, 0)
             return failed(block.sequence, WorkerError(f"the store worker failed: {type(err).__name__}: {err}"))
@@ -152,11 +166,11 @@ class Executor:
             return None if late or task.tries >= _TRIES else pause
         return None
 
-    def _do(self, operation: Operation, sequence: int, block: BlockHead, began: float) -> Outcome:
-        store = self._store
+    def _do(self, task: Task, began: float) -> Outcome:
+        store, operation, sequence = self._store, task.operation, task.block.sequence
         count = 0
         if isinstance(operation, PutOp):
-            return self._put(operation, sequence, block, began)
+            return self._put(task, operation, began)
         if isinstance(operation, SealOp):
             store.seal(operation.key, operation.total_tokens, attempt=operation.attempt)
             self._check_marked(operation, lambda status: status.total_tokens is not None)
@@ -174,8 +188,8 @@ class Executor:
             store.flush()
         return Outcome(sequence=sequence, count=count, seconds=time.monotonic() - began)
 
-    def _put(self, operation: PutOp, sequence: int, block: BlockHead, began: float) -> Outcome:
-        key = operation.key
+    def _put(self, task: Task, operation: PutOp, began: float) -> Outcome:
+        key, block = operation.key, task.block
         if operation.spill:
             payload = read_spilled(self._setup.spill_dir, operation.spill, operation.nbytes)
         else:
@@ -187,11 +201,14 @@ class Executor:
         else:
             array = array.reshape(layers, tokens, self._schema.top_k)
         in_place = not (operation.spill or operation.token_first)
-        lent: list[LentBuffer] = []
+
+        def given_back() -> None:
+            if not task.retained:
+                self._released(block.sequence)
 
         def lend(data: memoryview, shape: tuple[int, ...], dtype: str) -> Buffer:
-            lent.append(LentBuffer(data, shape, dtype, lambda: self._released(sequence)))
-            return lent[0]
+            task.lent.append(LentBuffer(data, shape, dtype, given_back))
+            return task.lent[-1]
 
         how: dict[str, Any] = {
             "layers": operation.layers,
@@ -206,9 +223,9 @@ class Executor:
         self._check_kept(operation, outcome)
         self._drop_last_turn(key)
         return Outcome(
-            sequence=sequence,
+            sequence=block.sequence,
             duplicate=outcome.duplicate,
-            retained=bool(lent and lent[0].retained),
+            retained=task.retained,
             seconds=time.monotonic() - began,
         )
 

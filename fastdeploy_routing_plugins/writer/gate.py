@@ -112,14 +112,12 @@ class Gate:
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
         block = self.arena.allocate(meta, nbytes)
         if block is not None:
-            self._budget = self._limits.on_full_wait
             return block
         if not self.arena.fits(len(meta), nbytes):
             return None
         while self._budget > 0:
             began = time.monotonic()
-            with self.ledger.changed:
-                self.ledger.changed.wait(min(self._budget, _FULL_LOOK))
+            time.sleep(min(self._budget, _FULL_LOOK))
             self.check()
             block = self.arena.allocate(meta, nbytes)
             self._budget -= time.monotonic() - began
@@ -131,16 +129,17 @@ class Gate:
         """Writes a payload that the arena has no room for into the spill folder.
 
         Raises:
-            ArenaFullError: there is none.
-            StoreUnavailableError: it has no room either.
+            ArenaFullError: there is none, or it has no room either.
         """
         if self._spill is None:
             raise self.full(operation)
         try:
             name = self._spill.write(array)
-        except StoreUnavailableError:
+        except StoreUnavailableError as err:
             self.refused += 1
-            raise
+            raise ArenaFullError(
+                f"the arena is full, and {err.message}", hint="set arena_bytes or spill_bytes higher, or flush() first"
+            ) from err
         spilled: PutOp = msgspec.structs.replace(operation, spill=name)
         block = self.arena.allocate(operations.encode(spilled), 0)
         if block is None:
@@ -186,10 +185,14 @@ class Gate:
                     raise self.full(operation)
                 time.sleep(_FULL_LOOK)
                 self._budget -= _FULL_LOOK
-        except BaseException:
-            self._take_back(entry)
+            self.ledger.add(entry)
+        except BaseException:  # a signal handler may raise anywhere
+            if block.sequence:
+                self.ledger.add(entry)  # it is the worker's now
+            else:
+                self._take_back(entry)
             raise
-        self.ledger.add(entry)
+        self._budget = self._limits.on_full_wait
         return ticket
 
     def _take_back(self, entry: Entry) -> None:
@@ -199,9 +202,11 @@ class Gate:
         self.arena.release(entry.block)
 
     def _failed(self, failure: WriteFailure) -> None:
-        _log.error("%s failed: %s: %s", failure.what, failure.error.code, failure.error)
+        with contextlib.suppress(Exception):  # a host's log handlers are no reason to stop
+            _log.error("%s failed: %s: %s", failure.what, failure.error.code, failure.error)
         if self._on_failure is not None:
             try:
                 self._on_failure(failure)
-            except Exception:  # noqa: BLE001 - the host's own code must not end the thread that calls it
-                _log.exception("on_failure raised")
+            except BaseException:  # noqa: BLE001 - the host's own code must not end the thread that calls it
+                with contextlib.suppress(Exception):
+                    _log.exception("on_failure raised")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..arena.layout import State
-from ..errors import RoutingError, StoreClosedError, StoreUnavailableError
+from ..errors import RoutingError, StoreClosedError, StoreUnavailableError, UnsupportedError
 from .executing import describe
 from .messages import Outcome, rebuilt
 from .operations import FlushOp, Operation, PutOp
@@ -75,7 +75,8 @@ class FlushReport:
         """
         if self.failures:
             first = self.failures[0]
-            raise type(first.error)(f"{first.what}: {first.error.message}", hint=first.error.hint, report=self)
+            more = f" (and {self.failed - 1} more failed)" if self.failed > 1 else ""
+            raise type(first.error)(f"{first.what}: {first.error.message}{more}", hint=first.error.hint, report=self)
         if self.pending:
             raise StoreUnavailableError(
                 f"{self.pending} operations ({self.pending_bytes} bytes) had not ended at the deadline", report=self
@@ -165,6 +166,7 @@ class Ledger:
     def __init__(self, release: Callable[[Entry], None], on_failure: Callable[[WriteFailure], None]) -> None:
         self._lock = threading.RLock()  # of ``changed``; cheaper to take
         self.changed = threading.Condition(self._lock)
+        self.listener = 0  # the thread that hears of outcomes, and so must not wait for one
         self.counters = Counters()
         self.store_times = Window()
         self._release = release
@@ -172,6 +174,7 @@ class Ledger:
         self._open: dict[int, Entry] = {}
         self._retained: dict[int, Entry] = {}
         self._early: dict[int, Outcome] = {}
+        self._given_back: set[int] = set()
         self._failures: deque[WriteFailure] = deque(maxlen=MAX_KEPT_FAILURES)
         self._since_report = [0, 0]  # stored, failed
         self._unknown: Outcome | None = None
@@ -181,6 +184,8 @@ class Ledger:
         """Takes a published operation."""
         sequence = entry.block.sequence
         with self._lock:
+            if sequence in self._open:
+                return
             entry.ticket.sequence = sequence
             self._open[sequence] = entry
             self.queue_bytes += entry.nbytes
@@ -204,12 +209,14 @@ class Ledger:
                         self._early[outcome.sequence] = outcome
                     continue
                 self.queue_bytes -= entry.nbytes
+                given_back = outcome.sequence in self._given_back
+                self._given_back.discard(outcome.sequence)
                 error = entry.ticket.settle(outcome)
                 if error is not None:
                     failures.append(self._note_failure(entry, error))
                 else:
                     self._note_success(entry, outcome)
-                if outcome.retained:
+                if outcome.retained and not given_back:
                     self._retained[outcome.sequence] = entry
                 else:
                     self._release(entry)
@@ -262,10 +269,10 @@ class Ledger:
             [Outcome(sequence=number, code=error.code, message=error.message, hint=error.hint) for number in late]
         )
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, why: str, *, code: str = StoreClosedError.code) -> None:
         """Ends the tickets of what goes on without this process; how it ends is not known here any more."""
         with self.changed:
-            self._unknown = Outcome(sequence=0, code=StoreClosedError.code, message=why)
+            self._unknown = Outcome(sequence=0, code=code, message=why)
             for entry in self._open.values():
                 entry.ticket.settle(self._unknown)
             self.changed.notify_all()
@@ -285,10 +292,14 @@ class Ledger:
                 entry = self._retained.pop(sequence, None)
                 if entry is not None:
                     self._release(entry)
+                elif sequence in self._open:
+                    self._given_back.add(sequence)  # the store was done with it before its put returned
             self.changed.notify_all()
 
     def wait(self, below: int, deadline: float) -> bool:
         """Waits until every operation below a sequence has ended; returns whether that was before the deadline."""
+        if threading.get_ident() == self.listener:
+            raise UnsupportedError("on_failure must not wait for the writer", hint="set a flag, and wait elsewhere")
 
         def over() -> bool:
             return not any(sequence < below for sequence in self._open)
@@ -300,6 +311,7 @@ class Ledger:
         """Returns what ended since the last report, and what is pending, of the operations below a sequence."""
         with self.changed:
             late = [entry for sequence, entry in self._open.items() if below is None or sequence < below]
+            late = [entry for entry in late if not isinstance(entry.ticket.operation, FlushOp)]
             stored, failed = self._since_report
             self._since_report = [0, 0]
             failures = tuple(self._failures)

@@ -61,7 +61,7 @@ def closed(writer: RoutingWriter) -> None:
 
 def leave(supervisor: Supervisor, gate: Gate, arena: Arena) -> None:
     """Lets a worker go on alone with what is pending."""
-    lives = supervisor.pid != 0
+    lives = supervisor.pid is not None
     supervisor.leave()
     gate.ledger.abandon("the writer was closed before this ended; its worker goes on with it alone")
     arena.close(remove=False)

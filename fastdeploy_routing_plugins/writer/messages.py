@@ -103,9 +103,10 @@ def short(text: str) -> str:
     return raw.decode() if len(raw) <= _MAX_TEXT else raw[:_MAX_TEXT].decode(errors="ignore") + " …"
 
 
-def failed(sequence: int, err: RoutingError, seconds: float = 0.0) -> Outcome:
+def failed(sequence: int, err: RoutingError, seconds: float = 0.0, *, retained: bool = False) -> Outcome:
     """Returns the outcome of an operation that failed with a typed error."""
-    return Outcome(sequence=sequence, code=err.code, message=short(err.message), hint=short(err.hint), seconds=seconds)
+    message, hint = short(err.message), short(err.hint)
+    return Outcome(sequence=sequence, code=err.code, message=message, hint=hint, seconds=seconds, retained=retained)
 
 
 def rebuilt(code: str, message: str, hint: str) -> RoutingError:

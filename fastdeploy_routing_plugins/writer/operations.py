@@ -144,6 +144,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         lanes: See ``WriterLimits``.
         arena_dir: See ``WriterLimits``.
         spill_dir: See ``WriterLimits``.
+        cwd: The engine's working folder, from which relative paths in the store's options start.
     """
 
     store: str
@@ -157,6 +158,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int
     arena_dir: str
     spill_dir: str | None
+    cwd: str = "/"
 
     @classmethod
     def of(cls, resolved: ResolvedStore, schema: RoutingSchema, limits: WriterLimits) -> Setup:
@@ -174,6 +176,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             lanes=limits.lanes,
             arena_dir=os.path.abspath(limits.arena_dir),
             spill_dir=None if spill_dir is None else os.path.abspath(os.path.expanduser(spill_dir)),
+            cwd=os.getcwd(),
         )
 
     def schema(self) -> RoutingSchema:

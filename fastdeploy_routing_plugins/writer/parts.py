@@ -50,7 +50,7 @@ def put_operation(
     """
     # What engines hand over nearly always is recognised first: an engine's thread waits meanwhile, and every function
     # that has not run for a while costs it some microseconds. Everything else goes the general way, with its messages.
-    if type(key) is str and 0 < len(key) <= MAX_ID_BYTES and key.isascii() and choice == 0 and type(choice) is int:
+    if type(key) is str and 0 < len(key) <= MAX_ID_BYTES and key.isascii() and type(choice) is int and choice == 0:
         rollout_id, number, kind = key, 0, DEFAULT_KIND
     else:
         whole = as_key(key, choice)

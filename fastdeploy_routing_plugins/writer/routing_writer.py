@@ -82,14 +82,14 @@ class RoutingWriter:
         self._arena = Arena.create(limits.arena_dir, limits.arena_bytes, setup.encode())
         try:
             self._gate = Gate(self._arena, limits, setup.spill_dir, on_failure)
-            self._supervisor = Supervisor(self._arena, self._gate.ledger, limits)
+            self._supervisor = Supervisor(self._arena, self._gate.ledger, limits, setup.cwd)
             self._supervisor.start()
         except BaseException:
             self._arena.close(remove=True)
             raise
         self._closed = False
         lifetime.opened(self)
-        text = "routing writer: %s; arena of %d MiB in %s, worker pid %d"
+        text = "routing writer: %s; arena of %d MiB in %s, worker pid %s"
         size = self._arena.file.nbytes >> 20
         _log.info(text, resolved.described(), size, limits.arena_dir, self._supervisor.pid)
 
@@ -149,8 +149,7 @@ class RoutingWriter:
         Raises:
             InvalidRecordError: The routing does not fit the schema or the ranges stated.
             InvalidKeyError: The id, choice, attempt or a range cannot be stored.
-            ArenaFullError: There is no room, after waiting for ``on_full_wait``; nothing was taken.
-            StoreUnavailableError: ``spill_dir`` has no room either; nothing was taken.
+            ArenaFullError: There is no room, after ``on_full_wait``, nor in ``spill_dir``; nothing was taken.
             StoreClosedError: The writer is closed.
         """
         began = time.perf_counter()
@@ -285,7 +284,7 @@ class RoutingWriter:
             lifetime.closed(self)
             if report.pending:
                 _log.warning(
-                    "%d operations (%d bytes) are pending; the store worker (pid %d) goes on with them alone",
+                    "%d operations (%d bytes) are pending; the store worker (pid %s) goes on with them alone",
                     report.pending,
                     report.pending_bytes,
                     self._supervisor.pid,

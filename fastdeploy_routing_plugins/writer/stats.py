@@ -70,7 +70,7 @@ class WriterStats:
         hand_over: How long ``submit`` and ``publish`` held their caller up.
         store: How long the store took for a part, waiting in the queue not included.
         transport: How payloads travel.
-        worker_pid: Process id of the store worker; 0 while there is none.
+        worker_pid: Process id of the store worker; None while there is none.
         worker_restarts: How often it was replaced.
     """
 
@@ -91,7 +91,7 @@ class WriterStats:
     hand_over: Latency
     store: Latency
     transport: str
-    worker_pid: int
+    worker_pid: int | None
     worker_restarts: int
 
     def to_dict(self) -> dict[str, Any]:

@@ -52,9 +52,10 @@ class Supervisor:
         arena: The engine's arena.
         ledger: Where the worker's outcomes go.
         limits: The writer's limits.
+        cwd: What relative paths in the store's options start from, wherever the engine goes later.
     """
 
-    def __init__(self, arena: Arena, ledger: Ledger, limits: WriterLimits) -> None:
+    def __init__(self, arena: Arena, ledger: Ledger, limits: WriterLimits, cwd: str) -> None:
         self._arena = arena
         self._ledger = ledger
         self._limits = limits
@@ -67,7 +68,10 @@ class Supervisor:
         self._last_words: list[str] = []
         self._ready = threading.Event()
         self._refusal: RoutingError | None = None
+        self._cwd = cwd
         self._settled = False
+        self._works = False  # whether this worker ever opened the store
+        self._gone_since = 0.0  # when the last one that did died
         self._failures_in_a_row = 0
         self._stopping = threading.Event()
         self._spawning = threading.Lock()
@@ -78,10 +82,10 @@ class Supervisor:
         self.adopted = 0
 
     @property
-    def pid(self) -> int:
-        """Process id of the worker; 0 while there is none."""
+    def pid(self) -> int | None:
+        """Process id of the worker; None while there is none."""
         process = self._process
-        return process.pid if process is not None and process.returncode is None else 0
+        return process.pid if process is not None and process.returncode is None else None
 
     def start(self) -> None:
         """Starts the worker and waits until its store is open.
@@ -90,9 +94,13 @@ class Supervisor:
             WorkerError: it cannot be started, or not in time.
             RoutingError: the store does not open.
         """
-        self._spawn()
-        self._thread.start()
-        self._ready.wait(self._limits.start_timeout)
+        try:
+            self._spawn()
+            self._thread.start()
+            self._ready.wait(self._limits.start_timeout)
+        except BaseException:
+            self.stop(0.0)
+            raise
         if self._refusal is None and self.transport:
             return
         refusal = self._refusal or WorkerError(
@@ -122,6 +130,7 @@ class Supervisor:
                 stdout=self._words,
                 stderr=self._words,
                 env=environ,
+                cwd=self._cwd if os.path.isdir(self._cwd) else None,
                 start_new_session=True,  # signals for the engine's group are not for who must finish after it
             )
         except OSError as err:
@@ -137,16 +146,19 @@ class Supervisor:
 
     def _guard(self) -> None:
         """Watches; a fault of this package in here must not leave anybody waiting for ever."""
+        self._ledger.listener = threading.get_ident()
         try:
             self._watch()
-        except Exception as err:  # noqa: BLE001 - a thread's last resort
-            _log.exception("the writer's own thread failed; nothing is stored any more")
+        except BaseException as err:  # noqa: BLE001 - a thread's last resort
             self._refusal = WorkerError(f"the writer's own thread failed: {type(err).__name__}: {err}")
             self._ready.set()
             if self._process is not None:
                 self._process.kill()
                 self._process.wait()
             self._ledger.fail_older(-1.0, self._refusal)
+            self._ledger.abandon(self._refusal.message, code=WorkerError.code)
+            with contextlib.suppress(Exception):
+                _log.error("nothing is stored any more", exc_info=err)
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -164,6 +176,7 @@ class Supervisor:
             if still:
                 _log.error("the store worker (pid %d) stands still; it is replaced", process.pid)
                 process.kill()
+                beat_at = now
             if process.poll() is not None:
                 self._listen(channel)  # its last words
                 self._read_words(last=True)
@@ -196,6 +209,7 @@ class Supervisor:
             self._ledger.give_back(message.sequences)
         elif isinstance(message, Ready):
             self.transport = message.transport
+            self._works = True
             self._ready.set()
         elif isinstance(message, Unable):
             self._refusal = rebuilt(message.code, message.message, message.hint)
@@ -229,10 +243,12 @@ class Supervisor:
         if process.returncode == HUNG:
             failed = f"the store did not return within {self._limits.call_timeout} s; its worker was replaced"
         self._ledger.reconcile(self._arena.state, self._arena.code, failed)
+        if self._works:
+            self._works, self._gone_since = False, time.monotonic()
         while True:
-            # Nobody works on the blocks now, so what is too old can be given up.
-            error = self._refusal or WorkerError(f"there is no store worker: {why}")
-            self._ledger.fail_older(self._limits.retry_for + self._limits.call_timeout, error)
+            if time.monotonic() - self._gone_since > self._limits.retry_for + self._limits.call_timeout:
+                # Worker after worker cannot even open the store. None of them looks at the blocks now.
+                self._ledger.fail_older(0.0, self._refusal or WorkerError(f"there is no store worker: {why}"))
             if self._stopping.wait(pause):
                 return False
             self._last_words = []

@@ -197,7 +197,7 @@ def test_a_worker_killed_while_idle_is_replaced(place: Place) -> None:
     with place.writer() as writer:
         first = writer.stats().worker_pid
         os.kill(first, signal.SIGKILL)
-        until(lambda: writer.stats().worker_pid not in (0, first))
+        until(lambda: writer.stats().worker_pid not in (None, first))
         assert submit(writer, "x")[0].result(PATIENCE).code == ""
 
 

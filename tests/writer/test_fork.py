@@ -104,7 +104,7 @@ threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
 for thread in threads:
     thread.start()
 for _ in range(20):
-    child(lambda: (writer.close().ok, writer.stats().worker_pid >= 0))
+    child(lambda: (writer.close().ok, writer.stats().worker_pid is not None))
 stop.set()
 for thread in threads:
     thread.join()

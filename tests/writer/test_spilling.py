@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastdeploy_routing_plugins import RoutingWriter
-from fastdeploy_routing_plugins.errors import ArenaError, ArenaFullError, StoreUnavailableError
+from fastdeploy_routing_plugins.errors import ArenaError, ArenaFullError
 from fastdeploy_routing_plugins.writer.ledger import Ticket
 
 from .filling import MANY, stuck, used_again
@@ -132,20 +132,20 @@ def test_spilled_files_go_when_their_parts_fail(place: Place) -> None:
 
 
 def test_a_full_spill_folder_refuses(place: Place) -> None:
-    with spilling(place, spill_bytes=2 * MIB) as writer, pytest.raises(StoreUnavailableError, match="its limit is"):
+    with spilling(place, spill_bytes=2 * MIB) as writer, pytest.raises(ArenaFullError, match="its limit is"):
         submit(writer)
 
 
 def test_a_full_spill_folder_holds_no_more_than_its_limit(place: Place) -> None:
     with spilling(place, spill_bytes=2 * MIB) as writer:
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(ArenaFullError):
             submit(writer)
         assert sum(os.path.getsize(place.root / "spill" / name) for name in spilled(place)) == 2 * MIB
 
 
 def test_a_refused_spill_leaves_no_file(place: Place) -> None:
     with spilling(place, spill_bytes=2 * MIB) as writer:
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(ArenaFullError):
             submit(writer)
         place.flag.unlink()
         writer.flush()
