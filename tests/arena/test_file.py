@@ -95,7 +95,7 @@ def test_no_room_leaves_nothing(folder: str, question: str) -> None:
 
 def test_no_room_for_the_pins_leaves_nothing(folder: str) -> None:
     said = answer("create_arena", folder, 40, 40 << 20)
-    assert ("pins: No space left" in said["message"], said["left"]) == (True, [])
+    assert ("40 MiB and a little more" in said["message"], said["left"]) == (True, [])
 
 
 def test_a_folder_that_takes_no_files_is_named(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_other_options_stand_beside_dir() -> None:
     assert StoreChoice(config='{"fsync": true}', directory="/x").resolve().options == {
         "store_dir": "/x",
         "fsync": True,
+        "layout": "safetensors",
     }
 
 
@@ -135,7 +136,7 @@ def test_options_are_merged_with_the_environment(
 ) -> None:
     monkeypatch.setenv(VARIABLE, said)
 
-    assert choice.resolve().options == {"store_dir": "/x", "fsync": True}
+    assert choice.resolve().options == {"store_dir": "/x", "fsync": True, "layout": "safetensors"}
 
 
 def test_a_configuration_means_what_it_means_to_open_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
