@@ -64,7 +64,8 @@ def test_ls_of_nothing_says_where_nothing_is(filled: SyncStore, here: list[str])
 
     assert (
         said
-        == f"no rollouts in namespace 'other' of store 'local' (store_dir={here[1]!r}, fsync=False, layout='safetensors')\n"
+    options = f"store_dir={here[1]!r}, fsync=False, layout='safetensors'"
+    assert said == f"no rollouts in namespace 'other' of store 'local' ({options})\n"
     )
 
 
