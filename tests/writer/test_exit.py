@@ -34,7 +34,11 @@ ENDS = {
     "os._exit": "writer = hand_over()\nos._exit(0)\n",
     "SIGKILL": "writer = hand_over()\nos.kill(os.getpid(), signal.SIGKILL)\n",
     "SIGTERM": "writer = hand_over()\nos.kill(os.getpid(), signal.SIGTERM)\n",
-    "SIGINT to the process group": "writer = hand_over()\nos.killpg(0, signal.SIGINT)\ntime.sleep(60)\n",
+    "SIGINT to the process group": (
+        # Whoever starts tests in the background may have them ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "writer = hand_over()\nos.killpg(0, signal.SIGINT)\ntime.sleep(60)\n"
+    ),
     "SIGTERM to the process group": "writer = hand_over()\nos.killpg(0, signal.SIGTERM)\n",
     "in a thread": "threading.Thread(target=hand_over).start()\n",
     "the end of a forked process": (
