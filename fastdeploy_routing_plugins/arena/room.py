@@ -44,7 +44,7 @@ def choose_size(folder: str, wanted: int | None) -> int:
     size -= size % PAGE
     if size <= room and (wanted is not None or size >= MIN_AUTO):
         return size
-    need = f"{wanted / (1 << 20):g} MiB and a little more" if wanted else f"at least {4 * MIN_AUTO >> 20} MiB"
+    need = f"{wanted >> 20:,} MiB and a little more" if wanted else f"at least {4 * MIN_AUTO >> 20} MiB"
     if memory < here:
         raise ArenaRoomError(
             f"the machine, or this container, has {free >> 20} MiB of free memory, the arena needs {need}",
