@@ -37,6 +37,7 @@ SECONDS = float(os.environ.get("FD_ROUTING_TEST_SOAK_SECONDS", "20"))  # 1800 is
 SHARE = 0.8  # of the capacity
 WARM_UP = 4.0  # s of full speed, before anything is compared
 PATIENCE = 120.0  # s for what takes a few
+LANES_HOLD = 16  # descriptors of puts in progress; a leak of one a put would be hundreds
 MORE_MEMORY = 24 << 20  # bytes of private memory that are no growth yet
 ROOT = Path(__file__).parents[2]
 
@@ -251,9 +252,6 @@ def test_nothing_is_lost_and_nothing_grows(folder: Path) -> None:
     if not watch.kills:
         problems.append("no worker was killed")
     assert problems == []
-
-
-LANES_HOLD = 16  # descriptors that four lanes have open in the middle of a put, or not; a leak of one a put is hundreds
 
 
 def grown_workers(watch: Watch) -> list[str]:
