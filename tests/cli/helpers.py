@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ from fastdeploy_routing_plugins import RoutingSchema
 from fastdeploy_routing_plugins.cli.main import cli
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.testing import Result
 
 COMMAND = Path(sys.executable).with_name("fd-routing")
@@ -74,16 +77,19 @@ def invoke_json(*arguments: str) -> dict[str, Any]:
     return document
 
 
-def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
-    """Starts ``fd-routing`` with the signals of a terminal, whatever the tests were started under (nohup, say)."""
-    return subprocess.Popen(
-        ["env", "--default-signal=HUP,INT,TERM", COMMAND, *arguments],
-        env=environment(**env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+@contextlib.contextmanager
+def started(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs ``fd-routing`` beside the test, with the signals of a terminal, whatever the tests run under (nohup, say).
+
+    It does not outlive the block, so that a test that fails leaves no process to one that does not.
+    """
+    command = ["env", "--default-signal=HUP,INT,TERM", COMMAND, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(**env), text=True, encoding="utf-8", **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run_json(*arguments: str, **options: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fastdeploy_routing_plugins.arena.layout import PAGE, Live
 
 from ..writer import stores
 from ..writer.helpers import Place, alive, routing, same, until, workers
-from .helpers import run, start
+from .helpers import run, started
 
 MANY = 12
 ENGINE = """
@@ -219,10 +219,10 @@ def test_an_arena_with_a_part_that_cannot_be_stored_is_removed(partly: tuple[Sce
 
 def test_an_interrupted_clean_up_loses_nothing(scene: Scene) -> None:
     scene.leave("slow", delay=0.3)
-    process = start("clean", "--arena-dir", str(scene.arena_dir), PYTHONPATH=str(scene.site))
-    until(lambda: len(scene.ids()) > 1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    with started("clean", "--arena-dir", str(scene.arena_dir), PYTHONPATH=str(scene.site)) as process:
+        until(lambda: len(scene.ids()) > 1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
     left = len(scene.ids())
     scene.clean()
 
@@ -257,11 +257,12 @@ def test_a_living_engine_does_not_notice(scene: Scene) -> None:
 def test_a_worker_that_finishes_alone_is_waited_for(scene: Scene) -> None:
     engine = scene.start("local", stopped=True)
     engine.kill()
-    command = start("clean", "--arena-dir", str(scene.arena_dir), "--wait", "60", "--json", PYTHONPATH=str(scene.site))
-    assert command.stderr is not None
-    assert "waiting up to 60 s" in command.stderr.readline()
-    os.kill(engine.worker, signal.SIGCONT)
-    (arena,) = json.loads(command.communicate(timeout=60)[0])["arenas"]
+    arguments = ("clean", "--arena-dir", str(scene.arena_dir), "--wait", "60", "--json")
+    with started(*arguments, PYTHONPATH=str(scene.site)) as command:
+        assert command.stderr is not None
+        assert "waiting up to 60 s" in command.stderr.readline()
+        os.kill(engine.worker, signal.SIGCONT)
+        (arena,) = json.loads(command.communicate(timeout=60)[0])["arenas"]
 
     assert (arena["state"], arena["outcome"], scene.holds()) == ("draining", "finished", True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import COMMAND, GOOD_PLUGIN, environment, install, invoke, routing, run, run_json, start
+from .helpers import COMMAND, GOOD_PLUGIN, environment, install, invoke, routing, run, run_json, started
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins import SyncStore
@@ -181,15 +181,14 @@ def test_an_unforeseen_error_has_a_traceback_with_debug() -> None:
 def test_a_reader_that_leaves_early_is_no_noise(store: SyncStore, here: list[str]) -> None:
     for number in range(1500):  # more than a pipe holds
         store.put(f"{number}:{'y' * 60}", routing(0))
-    process = start("ls", *here)
-    assert process.stdout is not None
-    assert process.stderr is not None
+    with started("ls", *here) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
 
-    process.stdout.readline()
-    process.stdout.close()
+        process.stdout.readline()
+        process.stdout.close()
 
-    assert (process.stderr.read(), process.wait(60)) == ("", 141)
-    process.stderr.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 141)
 
 
 def test_a_reader_that_was_never_there_is_no_noise() -> None:
@@ -223,12 +222,12 @@ def test_closed_streams_are_no_reason_to_fail(closed: str, flag: str) -> None:
 
 
 def test_ctrl_c_ends_a_wait_without_a_traceback(filled: SyncStore, here: list[str], tmp_path: Path) -> None:
-    process = start("get", "missing", "-o", str(tmp_path / "x.npy"), "--timeout", "60", *here)
-    _until_it_waits(process.pid)
+    with started("get", "missing", "-o", str(tmp_path / "x.npy"), "--timeout", "60", *here) as process:
+        _until_it_waits(process.pid)
 
-    process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
 
-    assert (*process.communicate(timeout=30), process.returncode) == ("", "", 130)
+        assert (*process.communicate(timeout=30), process.returncode) == ("", "", 130)
 
 
 def _until_it_waits(pid: int) -> None:

@@ -7,23 +7,25 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from .helpers import install, invoke, invoke_json, run, run_json, start
+from .helpers import install, invoke, invoke_json, run, run_json, started
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fastdeploy_routing_plugins import SyncStore
 
 SMALL = ["--requests", "3", "--tokens", "12"]
 
 
 def namespaces(folder: Path) -> list[str]:
-    """Folders of namespaces that hold anything."""
-    return sorted({path.relative_to(folder).parts[0] for path in folder.rglob("*.safetensors")})
+    """Folders of namespaces that hold anything; a folder that goes meanwhile holds nothing."""
+    holding = (
+        Path(found) for found, _, files in os.walk(folder) if any(name.endswith(".safetensors") for name in files)
+    )
+    return sorted({found.relative_to(folder).parts[0] for found in holding})
 
 
 def test_try_reports_every_step(tmp_path: Path) -> None:
@@ -121,17 +123,12 @@ def test_try_of_a_store_that_lies_is_one_json_document(tmp_path: Path, lie: str)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_try_cleans_up_when_it_is_stopped(folder: Path, number: signal.Signals, code: int) -> None:
-    process = start("try", "--dir", str(folder), "--rounds", "10000", "--tokens", "20000")
-    deadline = time.monotonic() + 30
-    while not (folder.exists() and namespaces(folder)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-    process.send_signal(number)
-    try:
+    with started("try", "--dir", str(folder), "--rounds", "10000", "--tokens", "20000") as process:
+        deadline = time.monotonic() + 30
+        while not namespaces(folder) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
         output = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.communicate()
 
     assert (process.returncode, "".join(output), namespaces(folder)) == (code, "", [])
 
@@ -237,18 +234,18 @@ def test_sabotage_needs_two_records() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_demo_leaves_no_process_and_no_folder(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    process = start("demo", "--requests", "500", TMPDIR=str(tmp_path))
-    deadline = time.monotonic() + 30
-    while not (arenas := arenas_of(descendants(process.pid))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    started = descendants(process.pid)
+    with started("demo", "--requests", "500", TMPDIR=str(tmp_path)) as process:
+        deadline = time.monotonic() + 30
+        while not (arenas := arenas_of(descendants(process.pid))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        children = descendants(process.pid)
 
-    process.send_signal(number)
-    output = process.communicate(timeout=30)
+        process.send_signal(number)
+        output = process.communicate(timeout=30)
 
     # A process that was just being started ends by itself, as its peer is gone.
     deadline = time.monotonic() + 20
-    while (running := [pid for pid in started if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
+    while (running := [pid for pid in children if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [path for path in arenas if os.path.exists(os.path.dirname(path))]
     assert (process.returncode, "".join(output), running, os.listdir(tmp_path)) == (code, "", [], [])
