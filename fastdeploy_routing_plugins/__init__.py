@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .status import RolloutStatus
     from .store.routing_store import RoutingStore
     from .store.sync import SyncStore
-    from .writer.ledger import FlushReport, WriteFailure
     from .writer.limits import WriterLimits
     from .writer.routing_writer import RoutingWriter
     from .writer.stats import WriterStats
+    from .writer.tickets import FlushReport, WriteFailure
 
 _WHERE = {
     "open_store": "opening",
@@ -31,8 +31,8 @@ _WHERE = {
     "RoutingWriter": "writer.routing_writer",
     "WriterLimits": "writer.limits",
     "WriterStats": "writer.stats",
-    "WriteFailure": "writer.ledger",
-    "FlushReport": "writer.ledger",
+    "WriteFailure": "writer.tickets",
+    "FlushReport": "writer.tickets",
     "RoutingStore": "store",
     "SyncStore": "store.sync",
     "RoutingSchema": "schema",

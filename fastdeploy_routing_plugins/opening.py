@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .schema import RoutingSchema
-    from .writer.ledger import WriteFailure
+    from .writer.tickets import WriteFailure
 
 Config: TypeAlias = "Mapping[str, Any] | str | ResolvedStore | None"
 

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from fastdeploy_routing_plugins.demo.rollout import DemoJob, Event
+from fastdeploy_routing_plugins.demo.job import DemoJob, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fastdeploy_routing_plugins.arena.room import SHM
+from fastdeploy_routing_plugins.demo.job import DemoJob
 from fastdeploy_routing_plugins.demo.processes import Process, watch
-from fastdeploy_routing_plugins.demo.rollout import DemoJob, RolloutFigures
+from fastdeploy_routing_plugins.demo.rollout import RolloutFigures
 from fastdeploy_routing_plugins.demo.trainer import TrainerFigures
 from fastdeploy_routing_plugins.writer.leftovers import end_workers
 

@@ -9,14 +9,14 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 
 from fastdeploy_routing_plugins import open_store
+from fastdeploy_routing_plugins.demo.job import DemoJob, Handover, digest, run_process
 from fastdeploy_routing_plugins.demo.model import KVCache, MoeTransformer, log_softmax
-from fastdeploy_routing_plugins.demo.rollout import DemoJob, Handover, Store, digest, run_process
 from fastdeploy_routing_plugins.errors import RoutingError
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NAMED = 4
+
+
+class Store(Protocol):
+    """The part of ``RoutingStore`` that the trainer uses."""
+
+    def get(self, rollout_id: str, /, *, timeout: float) -> Any:
+        """Returns the record of one rollout, waiting up to ``timeout`` seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,11 @@ from ..errors import ArenaError, RoutingError, StoreUnavailableError
 from ..resolver import ResolvedStore
 from ..store.sync import SyncStore
 from . import operations
-from .executing import Executor, Retry, Task, describe
+from .executing import Executor
 from .messages import Adopted, Message, Note, Outcome, short
-from .operations import Setup
+from .operations import Setup, describe
 from .spill import spilled_in
+from .tasks import Retry, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .executing import Retry, Task
+from .tasks import Retry, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

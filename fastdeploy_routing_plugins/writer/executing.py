@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..arena.copying import copy_into
-from ..arena.layout import BlockHead, State
-from ..backend import Buffer
-from ..errors import (
-    AbortedError,
-    BackendError,
-    NotFoundError,
-    QuarantinedError,
-    RoutingError,
-    StoreUnavailableError,
-    WorkerError,
-)
-from ..keys import MAX_ATTEMPT, RolloutId, RoutingKey, shown
+from ..arena.layout import State
+from ..errors import AbortedError, NotFoundError, QuarantinedError, RoutingError, WorkerError
+from ..keys import RolloutId, RoutingKey
 from ..record import WeightSpan
 from ..spec import Capability
-from .honesty import Honesty
+from .honesty import Honesty, VanishedError
 from .messages import Outcome, failed
-from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, SealOp, Setup
+from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, PutOp, SealOp, Setup
 from .spill import read_spilled, remove_spilled
+from .tasks import LentBuffer, Retry, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,64 +27,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..arena.view import ArenaView
+    from ..backend import Buffer
     from ..schema import RoutingSchema
     from ..status import PutOutcome, RolloutStatus
     from ..store.sync import SyncStore
 
 MAX_STARTS = 3  # a worker that dies so often over one block is not tried again
-_TRIES = 3  # of a backend that fails in its own ways
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # s between tries
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The operation is to be tried again after so many seconds."""
-
-    pause: float
-
-
-@dataclass(slots=True)
-class Task:
-    """A block on its way through the worker.
-
-    Attributes:
-        block: Where it lies.
-        operation: What to do.
-        taken: When the worker took it, in ``time.monotonic()``.
-        tries: How often it was tried.
-        lent: The buffers that backends were handed, by all tries.
-    """
-
-    block: BlockHead
-    operation: Operation
-    taken: float = field(default_factory=time.monotonic)
-    tries: int = 0
-    lent: list[LentBuffer] = field(default_factory=list)
-
-    @property
-    def retained(self) -> bool:
-        """Whether a backend still keeps the payload, by whichever try."""
-        return any(buffer.retained and not buffer.released for buffer in self.lent)
-
-
-class LentBuffer(Buffer):
-    """A payload in the arena. A backend may keep it; the block is reused after ``release``."""
-
-    __slots__ = ("released", "retained")
-
-    def __init__(self, data: memoryview, shape: tuple[int, ...], dtype: str, on_release: Callable[[], None]) -> None:
-        super().__init__(data, shape, dtype, on_release=on_release)
-        self.retained = self.released = False
-
-    def retain(self) -> Buffer:
-        """Returns this buffer, which stays as it is until ``release``."""
-        self.retained = True
-        return self
-
-    def release(self) -> None:
-        """Gives the buffer back."""
-        self.released = True
-        super().release()
 
 
 class Executor:
@@ -143,7 +82,7 @@ class Executor:
             outcome = self._do(task, began)
         except RoutingError as err:
             self._lane.memory = None  # a call that was given up may still look at it
-            pause = self._pause(task, err)
+            pause = task.pause_after(err, self._setup.retry_for)
             self._view.set_starts(block, 0)
             if pause is not None:
                 return Retry(pause)
@@ -155,16 +94,6 @@ class Executor:
         if isinstance(task.operation, PutOp) and task.operation.spill:
             remove_spilled(self._setup.spill_dir, task.operation.spill)
         return outcome
-
-    def _pause(self, task: Task, err: RoutingError) -> float | None:
-        """Returns how long to wait before another try, or None if the error is final."""
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(task.tries - 1, 10))
-        late = time.monotonic() - task.taken + pause > self._setup.retry_for
-        if isinstance(err, StoreUnavailableError):
-            return None if late else pause
-        if isinstance(err, BackendError) and not isinstance(err, VanishedError):
-            return None if late or task.tries >= _TRIES else pause
-        return None
 
     def _do(self, task: Task, began: float) -> Outcome:
         store, operation, sequence = self._store, task.operation, task.block.sequence
@@ -306,23 +235,5 @@ class Executor:
             return False
 
 
-class VanishedError(BackendError):
-    """A store does not have what it said it took; trying again could bring back what somebody deleted."""
-
-
 def _turn(rollout: RolloutId, key: RoutingKey, turn: int) -> RoutingKey:
     return RoutingKey(f"{rollout.trajectory}:{turn}:{rollout.segment}", key.choice, key.kind)
-
-
-def describe(operation: Operation) -> str:
-    """Returns what an operation is, for logs: its verb and its rollout."""
-    verb = type(operation).__name__.removesuffix("Op").lower()
-    if isinstance(operation, PutOp):
-        attempt = "" if operation.attempt == 0 else f", attempt {shown(min(operation.attempt, MAX_ATTEMPT))}"
-        (l0, l1), (t0, t1) = operation.layers, operation.tokens
-        return f"put of {operation.key}{attempt}, layers {l0}:{l1}, tokens {t0}:{t1}"
-    if isinstance(operation, (SealOp, AbortOp, DeleteOp)):
-        return f"{verb} of {operation.key}"
-    if isinstance(operation, DeletePrefixOp):
-        return f"delete of prefix {operation.prefix!r}"
-    return verb

@@ -14,9 +14,10 @@ import msgspec
 from ..arena.layout import MAX_META
 from ..errors import ArenaFullError, InvalidRecordError, StoreClosedError, StoreUnavailableError
 from . import operations
-from .ledger import Entry, Ledger, Ticket, WriteFailure
+from .ledger import Entry, Ledger
 from .operations import Operation, PutOp
 from .spill import SpillFolder
+from .tickets import Ticket, WriteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

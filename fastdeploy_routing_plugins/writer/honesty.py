@@ -1,4 +1,4 @@
-"""Whether a store keeps what it takes, asked when something that it took is gone right afterwards: ``Honesty``."""
+"""Whether a store keeps what it takes, asked when what it took is gone right afterwards: ``Honesty``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ..errors import BackendError
+
 if TYPE_CHECKING:
     from ..store.sync import SyncStore
 
 _PROBES = 24  # a store that loses every third object passes once in 17,000 times
 _TRUST = 60.0  # s
+
+
+class VanishedError(BackendError):
+    """A store does not have what it said it took; trying again could bring back what somebody deleted."""
 
 
 class Honesty:

@@ -28,7 +28,8 @@ from .spill import spilled_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .executing import Executor, Retry, Task
+    from .executing import Executor
+    from .tasks import Retry, Task
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from ..errors import ArenaError
-from ..keys import DEFAULT_KIND, MAX_ATTEMPT, RolloutId, RoutingKey
+from ..keys import DEFAULT_KIND, MAX_ATTEMPT, RolloutId, RoutingKey, shown
 from ..schema import RoutingSchema
 
 if TYPE_CHECKING:
@@ -198,3 +198,22 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(text, type=cls)
         except (msgspec.DecodeError, ValueError) as err:
             raise ArenaError(f"the arena's text is damaged: {err}") from err
+
+
+def verb_of(operation: Operation) -> str:
+    """Returns ``put``, ``seal``, ``abort``, ``delete``, ``deleteprefix``, ``clear`` or ``flush``."""
+    return type(operation).__name__.removesuffix("Op").lower()
+
+
+def describe(operation: Operation) -> str:
+    """Returns what an operation is, for logs: its verb and its rollout."""
+    verb = verb_of(operation)
+    if isinstance(operation, PutOp):
+        attempt = "" if operation.attempt == 0 else f", attempt {shown(min(operation.attempt, MAX_ATTEMPT))}"
+        (l0, l1), (t0, t1) = operation.layers, operation.tokens
+        return f"put of {operation.key}{attempt}, layers {l0}:{l1}, tokens {t0}:{t1}"
+    if isinstance(operation, (SealOp, AbortOp, DeleteOp)):
+        return f"{verb} of {operation.key}"
+    if isinstance(operation, DeletePrefixOp):
+        return f"delete of prefix {operation.prefix!r}"
+    return verb

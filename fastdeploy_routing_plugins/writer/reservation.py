@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..arena.arena import Block
-    from .ledger import Ticket
     from .operations import PutOp
     from .routing_writer import RoutingWriter
+    from .tickets import Ticket
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
 

@@ -19,13 +19,13 @@ from ..schema import RoutingSchema
 from ..spec import Capability
 from . import lifetime
 from .gate import Gate
-from .ledger import FlushReport, Ticket, WriteFailure
 from .limits import WriterLimits
 from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
 from .parts import abort_operation, laid_out, named, native_integers, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
 from .stats import Window, WriterStats, collect
 from .supervisor import Supervisor
+from .tickets import FlushReport, Ticket, WriteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

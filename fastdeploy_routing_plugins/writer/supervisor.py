@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -18,7 +15,6 @@ from typing import TYPE_CHECKING
 from ..errors import RoutingError, StoreClosedError, WorkerError
 from .messages import (
     HUNG,
-    MAX_PACKET,
     Adopted,
     Channel,
     Done,
@@ -31,6 +27,8 @@ from .messages import (
     Unable,
     rebuilt,
 )
+from .spawning import ended, spawn
+from .words import Words
 
 if TYPE_CHECKING:
     from ..arena.arena import Arena
@@ -42,7 +40,6 @@ _LOOK = 0.05  # s between looks at the process when nothing is said
 _PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)  # s before a worker is replaced, the more often in a row the longer
 _STEADY = 10.0  # s after which a worker counts as sound again
 _STILL = 60.0  # s beyond a call's limit without a sign of the worker's main loop
-_MAX_WORDS = 1 << 20  # bytes of a worker's stderr that are kept before older ones go
 
 
 class Supervisor:
@@ -61,11 +58,7 @@ class Supervisor:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._words = os.memfd_create("fd-routing-worker-stderr", os.MFD_CLOEXEC)
-        fcntl.fcntl(self._words, fcntl.F_SETFL, os.O_APPEND)
-        self._read = 0
-        self._half_line = b""
-        self._last_words: list[str] = []
+        self._words = Words()
         self._ready = threading.Event()
         self._refusal: RoutingError | None = None
         self._cwd = cwd
@@ -104,7 +97,7 @@ class Supervisor:
         if self._refusal is None and self.transport:
             return
         refusal = self._refusal or WorkerError(
-            f"the store worker did not open the store within {self._limits.start_timeout} s{self._said()}",
+            f"the store worker did not open the store within {self._limits.start_timeout} s{self._words.said()}",
             hint="start_timeout of the writer says how long it may take",
         )
         self.stop(0.0)
@@ -112,35 +105,8 @@ class Supervisor:
 
     def _spawn(self) -> None:
         below = self._arena.restart_ring()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * MAX_PACKET)
-        # Below 3 they would be in the place of the worker's streams; an engine may have closed its own.
-        fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (self._arena.file.fd, theirs.fileno())]
-        command = [sys.executable, "-m", "fastdeploy_routing_plugins.writer.worker", *map(str, fds)]
-        command += [self._arena.file.path, str(below), "1" if self._settled else "0"]
-        # What the engine can import, the worker can; nothing is imported from the current folder because of -m.
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        environ = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, on a module of this package
-                command,
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
-                env=environ,
-                cwd=self._cwd if os.path.isdir(self._cwd) else None,
-                start_new_session=True,  # signals for the engine's group are not for who must finish after it
-            )
-        except OSError as err:
-            ours.close()
-            raise WorkerError(f"the store worker cannot be started: {err}") from err
-        finally:
-            theirs.close()
-            for fd in fds:
-                os.close(fd)
-        self._channel = Channel(ours)
+        arguments = [self._arena.file.path, str(below), "1" if self._settled else "0"]
+        self._process, self._channel = spawn(self._arena.file.fd, arguments, self._words.fd, self._cwd)
 
     # --- watching -----------------------------------------------------------------------------------------------
 
@@ -168,7 +134,7 @@ class Supervisor:
             if channel is None or process is None:
                 return
             self._listen(channel)
-            self._read_words()
+            self._words.pass_on()
             now = time.monotonic()
             if (count := self._arena.beats()) != beats:
                 beats, beat_at = count, now
@@ -179,7 +145,7 @@ class Supervisor:
                 beat_at = now
             if process.poll() is not None:
                 self._listen(channel)  # its last words
-                self._read_words(last=True)
+                self._words.pass_on(last=True)
                 channel.close()
                 if self._stopping.is_set() or not self._replace(process, now - began):
                     return
@@ -233,7 +199,7 @@ class Supervisor:
             self._failures_in_a_row = 0
         pause = _PAUSES[min(self._failures_in_a_row, len(_PAUSES) - 1)]
         self._failures_in_a_row += 1
-        why = self._refusal or f"{_ended(process.returncode)}{self._said()}"
+        why = self._refusal or f"{ended(process.returncode)}{self._words.said()}"
         if not self._ready.is_set():
             self._refusal = WorkerError(f"the store worker did not start: {why}")
             self._ready.set()
@@ -251,7 +217,7 @@ class Supervisor:
                 self._ledger.fail_older(0.0, self._refusal or WorkerError(f"there is no store worker: {why}"))
             if self._stopping.wait(pause):
                 return False
-            self._last_words = []
+            self._words.forget()
             try:
                 with self._spawning:
                     if self._stopping.is_set():
@@ -264,24 +230,6 @@ class Supervisor:
             self.restarts += 1
             self._refusal = None
             return True
-
-    def _read_words(self, *, last: bool = False) -> None:
-        """Passes on what the worker, or a library in it, printed, by whole lines; ``last``: no more will come."""
-        size = os.fstat(self._words).st_size
-        text = os.pread(self._words, size - self._read, self._read) if size > self._read else b""
-        self._read = size
-        *lines, self._half_line = (self._half_line + text).split(b"\n")
-        if last and self._half_line:
-            lines, self._half_line = [*lines, self._half_line], b""
-        for line in [line.decode(errors="backslashreplace") for line in lines if line.strip()]:
-            _log.warning("store worker: %s", line)
-            self._last_words = [*self._last_words[-19:], line]
-        if size > _MAX_WORDS:
-            os.ftruncate(self._words, 0)
-            self._read = 0
-
-    def _said(self) -> str:
-        return f"; its last words: {' | '.join(self._last_words[-3:])}" if self._last_words else ""
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -323,8 +271,9 @@ class Supervisor:
         if self._channel is not None:
             self._channel.close()
         if not self._thread.is_alive():
-            for descriptor in (self._words, self._wake, self._woken):
-                os.close(descriptor)
+            self._words.close()
+            os.close(self._wake)
+            os.close(self._woken)
 
     def forget(self) -> None:
         """Closes the descriptors in a forked child: the worker must notice when the engine itself is gone."""
@@ -335,11 +284,3 @@ class Supervisor:
         """Raises StoreClosedError once the worker is stopped."""
         if self._stopping.is_set():
             raise StoreClosedError("the writer is closed")
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-status).name}"
-    return f"killed by signal {-status}"

@@ -28,7 +28,7 @@ from ..store.sync import SyncStore
 from . import operations
 from .adoption import adopt_others
 from .dispatch import Dispatcher
-from .executing import Executor, Retry, Task
+from .executing import Executor
 from .messages import (
     HUNG,
     Channel,
@@ -46,6 +46,7 @@ from .messages import (
     short,
 )
 from .operations import Setup
+from .tasks import Retry, Task
 
 if TYPE_CHECKING:
     from ..arena.layout import BlockHead

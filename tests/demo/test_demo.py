@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastdeploy_routing_plugins.demo.job import DemoJob, Handover, digest
 from fastdeploy_routing_plugins.demo.model import MoeTransformer
-from fastdeploy_routing_plugins.demo.rollout import DemoJob, FinishedRequest, Handover, digest, roll_out, sample
+from fastdeploy_routing_plugins.demo.rollout import FinishedRequest, roll_out, sample
 from fastdeploy_routing_plugins.demo.run import judge, run_demo
 from fastdeploy_routing_plugins.demo.trainer import Mismatch, TrainerFigures, check, choice_disagreement, train
 from fastdeploy_routing_plugins.errors import NotFoundError

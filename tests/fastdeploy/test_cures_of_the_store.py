@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fastdeploy_routing_plugins.errors import AbsentError
+from fastdeploy_routing_plugins.errors import AbortedError, AbsentError
 
 from .drive import routing
 from .place import Place, equal, same
@@ -36,7 +36,10 @@ engine.close()
     )
     assert "failed: {'backend': 1}" in log
     assert any("ERROR" in line and "'broken:0:0:0'" in line for line in log.splitlines())
-    assert place.ids() == {"good:0:0:0"}
+    with place.read() as store:
+        assert same(store, "good:0:0:0", 1, 10)
+        with pytest.raises(AbortedError, match="broken for good"):
+            store.get("broken:0:0:0", timeout=5)
 
 
 @pytest.mark.families("de")

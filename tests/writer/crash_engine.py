@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fastdeploy_routing_plugins import RoutingWriter, open_writer
 from fastdeploy_routing_plugins.errors import RoutingError
-from fastdeploy_routing_plugins.writer.ledger import Ticket, WriteFailure
+from fastdeploy_routing_plugins.writer.tickets import Ticket, WriteFailure
 
 from .crash_diary import LAYERS, SCHEMA, Diary, Span, digest, routing
 

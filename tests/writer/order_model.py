@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy_routing_plugins import RoutingSchema, RoutingWriter
-from fastdeploy_routing_plugins.writer.ledger import Ticket
+from fastdeploy_routing_plugins.writer.tickets import Ticket
 
 LAYERS, TOKENS, TOP_K = 2, 6, 2
 SCHEMA = RoutingSchema(100, TOP_K, range(LAYERS))

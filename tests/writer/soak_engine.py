@@ -23,7 +23,7 @@ import numpy as np
 
 from fastdeploy_routing_plugins import RoutingWriter, open_writer
 from fastdeploy_routing_plugins.errors import ArenaFullError, RoutingError
-from fastdeploy_routing_plugins.writer.ledger import Ticket
+from fastdeploy_routing_plugins.writer.tickets import Ticket
 
 from .soak_routing import LAYERS, SCHEMA, TOP_K, routing
 

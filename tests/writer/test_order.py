@@ -24,7 +24,7 @@ import pytest
 
 from fastdeploy_routing_plugins import RoutingWriter, SyncStore, open_store, open_writer
 from fastdeploy_routing_plugins.errors import RoutingError
-from fastdeploy_routing_plugins.writer.ledger import Ticket
+from fastdeploy_routing_plugins.writer.tickets import Ticket
 
 from . import crash_processes as processes
 from .order_engine import steps_of

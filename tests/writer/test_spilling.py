@@ -12,7 +12,7 @@ import pytest
 
 from fastdeploy_routing_plugins import RoutingWriter
 from fastdeploy_routing_plugins.errors import ArenaError, ArenaFullError
-from fastdeploy_routing_plugins.writer.ledger import Ticket
+from fastdeploy_routing_plugins.writer.tickets import Ticket
 
 from .filling import MANY, stuck, used_again
 from .helpers import BIG, MIB, PATIENCE, Place, routing, same, until

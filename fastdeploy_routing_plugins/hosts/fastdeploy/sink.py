@@ -8,7 +8,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from ...arrays import layer_first
-from ...errors import RoutingError, StoreClosedError
+from ...errors import ConflictError, RoutingError, StoreClosedError
 from ...keys import RolloutId, RoutingKey
 from ...opening import open_writer
 from .arrays import integers, without_padding
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ...resolver import ResolvedStore
     from ...schema import RoutingSchema
     from ...writer.routing_writer import RoutingWriter
+    from ...writer.tickets import WriteFailure
 
 CLOSE_TIMEOUT = 30.0
 CLEAR_TIMEOUT = 60.0
@@ -29,8 +30,8 @@ _log = logging.getLogger("fastdeploy_routing_plugins.fastdeploy")
 class Sink:
     """Hands routing over to the store that FastDeploy's configuration names. Safe to call from several threads.
 
-    A part that cannot be handed over is logged, counted, and its rollout aborted, so that no trainer waits for it; the
-    engine goes on.
+    A part that cannot be handed over, or that the store does not take, is logged, counted, and its rollout aborted, so
+    that no trainer waits for it; the engine goes on.
 
     Args:
         resolved: Which store.
@@ -58,7 +59,7 @@ class Sink:
             if self._closed:
                 raise StoreClosedError("the routing store was shut down")
             if self._writer is None:
-                self._writer = writer = open_writer(self.resolved, schema=self.schema)
+                self._writer = writer = open_writer(self.resolved, schema=self.schema, on_failure=self._failed)
                 # Children of multiprocessing, which FastDeploy's engines of further ranks are, run no atexit handlers.
                 util.Finalize(None, _leave, args=(writer,), exitpriority=20)
             return self._writer
@@ -106,6 +107,18 @@ class Sink:
                 writer.submit(key, whole[index], layers=(index, index + 1), attempt=attempt)
         else:
             writer.submit(key, whole, attempt=attempt)
+
+    def _failed(self, failure: WriteFailure) -> None:
+        """Called by the writer's own thread: what the store did not take is given up, so that no trainer waits."""
+        # What contradicts itself says so to its reader; a delete that failed makes nothing wait.
+        if failure.key is None or failure.verb not in ("put", "seal") or isinstance(failure.error, ConflictError):
+            return
+        writer = self._writer
+        try:
+            if writer is not None:
+                writer.abort(failure.key, f"{failure.what} failed: {failure.error.message}", attempt=failure.attempt)
+        except RoutingError as other:
+            _log.error("%s cannot be aborted: %s", failure.key, other)
 
     def _lose(self, rollout_id: str, why: str) -> None:
         self.lost += 1
