@@ -52,9 +52,10 @@ def fd_routing_store():
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The test's environment without the variables that choose a store."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FD_")}
-    kept.pop("PYTHONUNBUFFERED", None)  # hides what happens when output is written at exit
+    """The test's environment without the variables that choose a store, or change how output looks."""
+    # Unbuffered output hides what happens when it is written at exit; readline sets a terminal's size for children.
+    changing = {"PYTHONUNBUFFERED", "COLUMNS", "LINES"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FD_") and name not in changing}
     return {**kept, **more}
 
 
