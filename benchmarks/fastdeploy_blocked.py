@@ -116,7 +116,7 @@ def main() -> int:
         parser.error(f"not installed: {', '.join(missing)}; pip install -r {REAL / 'requirements.txt'}")
     if int(np.__version__.partition(".")[0]) > 1 and not options.profile:
         parser.error(f"FastDeploy alone does not start with NumPy {np.__version__}; pip install 'numpy<2'")
-    samples = {mib: Samples() for mib in SIZES}
+    samples = {mib: Samples.of((THEIRS, OURS)) for mib in SIZES}
     with tempfile.TemporaryDirectory(prefix="fd-blocked-", dir=options.folder) as name:
         place = Path(name)
         launchers = {

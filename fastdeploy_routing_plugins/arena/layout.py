@@ -151,7 +151,7 @@ def write_block(
     at = page * PAGE
     end = at + pages * PAGE
     checked = _CHECKED.pack(page, generation, sequence, pages, len(meta), payload_at, payload_bytes)
-    head = b"".join((_BEGIN, checked[WORD:], _END.pack(checksum(key, checked, meta)), meta))
+    head = b"".join((_BEGIN, checked[WORD:], _END.pack(xxhash.xxh3_64_intdigest(checked + meta, key)), meta))
     data[at : at + len(head)] = head
     data[end - TAIL_BYTES : end] = checked[WORD : WORD + TAIL_BYTES]
     words[at // WORD + Word.STATE] = _READY

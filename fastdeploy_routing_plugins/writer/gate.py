@@ -14,7 +14,7 @@ import msgspec
 from ..arena.layout import MAX_META
 from ..errors import ArenaFullError, InvalidRecordError, StoreClosedError, StoreUnavailableError
 from . import operations
-from .ledger import Entry, Ledger
+from .ledger import Ledger
 from .operations import Operation, PutOp
 from .spill import SpillFolder
 from .tickets import Ticket, WriteFailure
@@ -69,6 +69,11 @@ class Gate:
     def spilled_bytes(self) -> int:
         """Bytes that lie in the spill folder."""
         return 0 if self._spill is None else self._spill.nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closing, closed, or in a forked child."""
+        return self._closed
 
     def check(self) -> None:
         """Raises StoreClosedError if the writer was closed, or opened in another process."""
@@ -165,16 +170,20 @@ class Gate:
             hint=f"{free_by}; or set arena_bytes higher, or spill_dir",
         )
 
-    def publish(self, operation: Operation, block: Block) -> Ticket:
+    def publish(self, operation: Operation, block: Block, since: float) -> Ticket:
         """Hands a filled block to the worker.
+
+        Args:
+            operation: What to do.
+            block: Its block.
+            since: When the caller began to hand it over, in ``time.monotonic()``.
 
         Raises:
             ArenaFullError: the worker is behind by a whole ring.
             StoreClosedError: the writer was closed meanwhile.
         """
-        ticket = Ticket(operation, self.ledger.changed)
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
-        entry = Entry(ticket, block, nbytes, time.monotonic())
+        ticket = Ticket(operation, block, nbytes, self.ledger.changed, since)
         try:
             while True:
                 with self._publishing:  # what comes after the last flush must not be taken
@@ -186,21 +195,21 @@ class Gate:
                     raise self.full(operation)
                 time.sleep(_FULL_LOOK)
                 self._budget -= _FULL_LOOK
-            self.ledger.add(entry)
+            self.ledger.add(ticket)
         except BaseException:  # a signal handler may raise anywhere
             if block.sequence:
-                self.ledger.add(entry)  # it is the worker's now
+                self.ledger.add(ticket)  # it is the worker's now
             else:
-                self._take_back(entry)
+                self._take_back(ticket)
             raise
         self._budget = self._limits.on_full_wait
         return ticket
 
-    def _take_back(self, entry: Entry) -> None:
-        operation = entry.ticket.operation
+    def _take_back(self, ticket: Ticket) -> None:
+        operation = ticket.operation
         if isinstance(operation, PutOp) and operation.spill and self._spill is not None:
             self._spill.remove(operation.spill, operation.nbytes)
-        self.arena.release(entry.block)
+        self.arena.release(ticket.block)
 
     def _failed(self, failure: WriteFailure) -> None:
         with contextlib.suppress(Exception):  # a host's log handlers are no reason to stop

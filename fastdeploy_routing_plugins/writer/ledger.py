@@ -26,16 +26,6 @@ MAX_KEPT_FAILURES = 10_000
 
 
 @dataclass(slots=True)
-class Entry:
-    """A published operation that has not ended, or whose payload a backend keeps."""
-
-    ticket: Ticket
-    block: Block
-    nbytes: int
-    since: float
-
-
-@dataclass(slots=True)
 class Counters:
     """What has happened since the writer opened."""
 
@@ -56,7 +46,7 @@ class Ledger:
         on_failure: Called for every failure, outside of any lock.
     """
 
-    def __init__(self, release: Callable[[Entry], None], on_failure: Callable[[WriteFailure], None]) -> None:
+    def __init__(self, release: Callable[[Ticket], None], on_failure: Callable[[WriteFailure], None]) -> None:
         self._lock = threading.RLock()  # of ``changed``; cheaper to take
         self.changed = threading.Condition(self._lock)
         self.listener = 0  # the thread that hears of outcomes, and so must not wait for one
@@ -64,8 +54,8 @@ class Ledger:
         self.store_times = Window()
         self._release = release
         self._on_failure = on_failure
-        self._open: dict[int, Entry] = {}
-        self._retained: dict[int, Entry] = {}
+        self._open: dict[int, Ticket] = {}
+        self._retained: dict[int, Ticket] = {}
         self._early: dict[int, Outcome] = {}
         self._given_back: set[int] = set()
         self._failures: deque[WriteFailure] = deque(maxlen=MAX_KEPT_FAILURES)
@@ -73,20 +63,19 @@ class Ledger:
         self._unknown: Outcome | None = None
         self.queue_bytes = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, ticket: Ticket) -> None:
         """Takes a published operation."""
-        sequence = entry.block.sequence
+        sequence = ticket.block.sequence
         with self._lock:
             if sequence in self._open:
                 return
-            entry.ticket.sequence = sequence
-            self._open[sequence] = entry
-            self.queue_bytes += entry.nbytes
+            self._open[sequence] = ticket
+            self.queue_bytes += ticket.nbytes
             if self._unknown is not None:
-                entry.ticket.settle(self._unknown)
-            if isinstance(entry.ticket.operation, PutOp):
+                ticket.settle(self._unknown)
+            if isinstance(ticket.operation, PutOp):
                 self.counters.submitted += 1
-                self.counters.submitted_bytes += entry.nbytes
+                self.counters.submitted_bytes += ticket.nbytes
             early = self._early.pop(sequence, None)
         if early is not None:  # the worker was faster than this thread
             self.settle([early])
@@ -96,41 +85,41 @@ class Ledger:
         failures = []
         with self.changed:
             for outcome in outcomes:
-                entry = self._open.pop(outcome.sequence, None)
-                if entry is None:
+                ticket = self._open.pop(outcome.sequence, None)
+                if ticket is None:
                     if outcome.sequence not in self._retained:
                         self._early[outcome.sequence] = outcome
                     continue
-                self.queue_bytes -= entry.nbytes
+                self.queue_bytes -= ticket.nbytes
                 given_back = outcome.sequence in self._given_back
                 self._given_back.discard(outcome.sequence)
-                error = entry.ticket.settle(outcome)
+                error = ticket.settle(outcome)
                 if error is not None:
-                    failures.append(self._note_failure(entry, error))
+                    failures.append(self._note_failure(ticket, error))
                 else:
-                    self._note_success(entry, outcome)
+                    self._note_success(ticket, outcome)
                 if outcome.retained and not given_back:
-                    self._retained[outcome.sequence] = entry
+                    self._retained[outcome.sequence] = ticket
                 else:
-                    self._release(entry)
+                    self._release(ticket)
             self.changed.notify_all()
         for failure in failures:
             self._on_failure(failure)
 
-    def _note_success(self, entry: Entry, outcome: Outcome) -> None:
-        operation = entry.ticket.operation
+    def _note_success(self, ticket: Ticket, outcome: Outcome) -> None:
+        operation = ticket.operation
         self._since_report[0] += not isinstance(operation, FlushOp)
         if isinstance(operation, PutOp):
             self.counters.stored += 1
-            self.counters.stored_bytes += entry.nbytes
+            self.counters.stored_bytes += ticket.nbytes
             self.counters.duplicates += outcome.duplicate
             self.store_times.add(outcome.seconds)
 
-    def _note_failure(self, entry: Entry, error: RoutingError) -> WriteFailure:
-        operation = entry.ticket.operation
+    def _note_failure(self, ticket: Ticket, error: RoutingError) -> WriteFailure:
+        operation = ticket.operation
         key = getattr(operation, "key", None)
         attempt = getattr(operation, "attempt", 0)
-        failure = WriteFailure(describe(operation), key, error, entry.nbytes, attempt, verb_of(operation))
+        failure = WriteFailure(describe(operation), key, error, ticket.nbytes, attempt, verb_of(operation))
         self._failures.append(failure)
         self._since_report[1] += 1
         self.counters.failed[error.code] = self.counters.failed.get(error.code, 0) + 1
@@ -145,7 +134,7 @@ class Ledger:
             code_of: Returns the code of the error that a failed block ended in.
         """
         with self.changed:
-            found = [(number, entry.block, state_of(entry.block)) for number, entry in self._open.items()]
+            found = [(number, ticket.block, state_of(ticket.block)) for number, ticket in self._open.items()]
         outcomes = []
         for number, block, state in found:
             if state == State.FAILED:
@@ -158,7 +147,7 @@ class Ledger:
         """Ends, without success, what has been open for longer than ``age`` seconds."""
         limit = time.monotonic() - age
         with self.changed:
-            late = [number for number, entry in self._open.items() if entry.since < limit]
+            late = [number for number, ticket in self._open.items() if ticket.since < limit]
         self.settle(
             [Outcome(sequence=number, code=error.code, message=error.message, hint=error.hint) for number in late]
         )
@@ -167,25 +156,25 @@ class Ledger:
         """Ends the tickets of what goes on without this process; how it ends is not known here any more."""
         with self.changed:
             self._unknown = Outcome(sequence=0, code=code, message=why)
-            for entry in self._open.values():
-                entry.ticket.settle(self._unknown)
+            for ticket in self._open.values():
+                ticket.settle(self._unknown)
             self.changed.notify_all()
 
     def forget(self) -> None:
         """In a forked child: ends all tickets, which would wait for a thread that is not here."""
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)  # nor is, perhaps, the thread that holds the old one
-        for entry in self._open.values():
-            entry.ticket.changed = self.changed
+        for ticket in self._open.values():
+            ticket.changed = self.changed
         self.abandon("this was handed over by another process, which alone learns how it ends")
 
     def give_back(self, sequences: list[int]) -> None:
         """Takes payloads back that a backend had kept."""
         with self.changed:
             for sequence in sequences:
-                entry = self._retained.pop(sequence, None)
-                if entry is not None:
-                    self._release(entry)
+                ticket = self._retained.pop(sequence, None)
+                if ticket is not None:
+                    self._release(ticket)
                 elif sequence in self._open:
                     self._given_back.add(sequence)  # the store was done with it before its put returned
             self.changed.notify_all()
@@ -204,13 +193,13 @@ class Ledger:
     def report(self, below: int | None = None) -> FlushReport:
         """Returns what ended since the last report, and what is pending, of the operations below a sequence."""
         with self.changed:
-            late = [entry for sequence, entry in self._open.items() if below is None or sequence < below]
-            late = [entry for entry in late if not isinstance(entry.ticket.operation, FlushOp)]
+            late = [ticket for sequence, ticket in self._open.items() if below is None or sequence < below]
+            late = [ticket for ticket in late if not isinstance(ticket.operation, FlushOp)]
             stored, failed = self._since_report
             self._since_report = [0, 0]
             failures = tuple(self._failures)
             self._failures.clear()
-            return FlushReport(stored, failures, failed, len(late), sum(entry.nbytes for entry in late))
+            return FlushReport(stored, failures, failed, len(late), sum(ticket.nbytes for ticket in late))
 
     @property
     def pending(self) -> int:
@@ -221,10 +210,10 @@ class Ledger:
     def retained_bytes(self) -> int:
         """Payload bytes that backends keep in the arena."""
         with self.changed:
-            return sum(entry.nbytes for entry in self._retained.values())
+            return sum(ticket.nbytes for ticket in self._retained.values())
 
     @property
     def oldest(self) -> float:
         """Age, in seconds, of the oldest operation that has not ended; 0 if there is none."""
         with self.changed:
-            return max(0.0, time.monotonic() - min((entry.since for entry in self._open.values()), default=1e300))
+            return max(0.0, time.monotonic() - min((ticket.since for ticket in self._open.values()), default=1e300))

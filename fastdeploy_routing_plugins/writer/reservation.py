@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreClosedError
@@ -11,8 +12,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..arena.arena import Block
+    from .gate import Gate
     from .operations import PutOp
-    from .routing_writer import RoutingWriter
+    from .stats import Window
     from .tickets import Ticket
 
 _log = logging.getLogger("fastdeploy_routing_plugins.writer")
@@ -25,15 +27,16 @@ class Reservation:
         view: Writable ``[layers, tokens, top_k]``, C order; its first content is undefined.
     """
 
-    __slots__ = ("_block", "_operation", "_seconds", "_writer", "view")
+    __slots__ = ("_block", "_gate", "_operation", "_seconds", "_times", "view")
 
     def __init__(
-        self, writer: RoutingWriter, operation: PutOp, block: Block, view: npt.NDArray[Any], seconds: float
+        self, gate: Gate, operation: PutOp, block: Block, view: npt.NDArray[Any], times: Window, seconds: float
     ) -> None:
         self.view = view
-        self._writer = writer
+        self._gate = gate
         self._operation = operation
         self._block: Block | None = block
+        self._times = times
         self._seconds = seconds
 
     def __enter__(self) -> Reservation:
@@ -55,16 +58,19 @@ class Reservation:
         block, self._block = self._block, None
         if block is None:
             raise StoreClosedError("this reservation was published or cancelled before")
-        self.view.flags.writeable = False
-        return self._writer.publish_reserved(self._operation, block, self._seconds)
+        began = time.monotonic()
+        self.view.setflags(write=False)
+        ticket = self._gate.publish(self._operation, block, began)
+        self._times.add(self._seconds + time.monotonic() - began)
+        return ticket
 
     def cancel(self) -> None:
         """Gives the memory back; harmless when that is done already."""
         block, self._block = self._block, None
         if block is not None:
-            self._writer.cancel_reserved(block)
+            self._gate.arena.release(block)  # which does nothing once the arena is closed
 
     def __del__(self) -> None:
-        if getattr(self, "_block", None) is not None and not self._writer.closed:  # a forked child's is closed
+        if getattr(self, "_block", None) is not None and not self._gate.closed:  # a forked child's is closed
             _log.warning("a reservation for %s was dropped, neither published nor cancelled", self._operation.key)
             self.cancel()

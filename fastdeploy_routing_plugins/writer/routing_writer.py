@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arena.arena import Arena, Block
+from ..arena.arena import Arena
 from ..arena.copying import copy_into
 from ..arrays import is_token_first
 from ..errors import ArenaFullError, InvalidRecordError, UnsupportedError
@@ -20,7 +20,7 @@ from ..spec import Capability
 from . import lifetime
 from .gate import Gate
 from .limits import WriterLimits
-from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, PutOp, Setup
+from .operations import ClearOp, DeleteOp, DeletePrefixOp, FlushOp, Operation, Setup
 from .parts import abort_operation, laid_out, named, native_integers, put_operation, reserved_shape, seal_operation
 from .reservation import Reservation
 from .stats import Window, WriterStats, collect
@@ -152,7 +152,7 @@ class RoutingWriter:
             ArenaFullError: There is no room, after ``on_full_wait``, nor in ``spill_dir``; nothing was taken.
             StoreClosedError: The writer is closed.
         """
-        began = time.perf_counter()
+        began = time.monotonic()
         self._gate.check()
         usual = type(routing) is np.ndarray and routing.dtype is self._dtype and layout == _USUAL and routing.ndim == 3
         if usual and routing.flags.c_contiguous:
@@ -171,8 +171,8 @@ class RoutingWriter:
             except BaseException:
                 self._arena.release(block)
                 raise
-        ticket = self._gate.publish(operation, block)
-        self._hand_over.add(time.perf_counter() - began)
+        ticket = self._gate.publish(operation, block, began)
+        self._hand_over.add(time.monotonic() - began)
         return ticket
 
     def reserve(
@@ -201,7 +201,7 @@ class RoutingWriter:
         Raises:
             RoutingError: as ``submit``.
         """
-        began = time.perf_counter()
+        began = time.monotonic()
         self._gate.check()
         wanted = self._dtype if dtype is None else native_integers(dtype)
         shape = reserved_shape(self.schema, num_tokens, layers)
@@ -213,7 +213,7 @@ class RoutingWriter:
         if block is None:
             raise self._gate.full(operation)
         view = self._arena.array(block, (shape[1], shape[0], shape[2]) if turned else shape, wanted)
-        return Reservation(self, operation, block, view, time.perf_counter() - began)
+        return Reservation(self._gate, operation, block, view, self._hand_over, time.monotonic() - began)
 
     def publish(self, reservation: Reservation) -> Ticket:
         """Hands over what was gathered into a reservation's view, which must not be written to any more."""
@@ -244,7 +244,7 @@ class RoutingWriter:
         block = self._gate.room(operation)
         if block is None:
             raise self._gate.full(operation)
-        return self._gate.publish(operation, block)
+        return self._gate.publish(operation, block, time.monotonic())
 
     # --- ending -------------------------------------------------------------------------------------------------
 
@@ -298,17 +298,6 @@ class RoutingWriter:
     def stats(self) -> WriterStats:
         """Returns counters, sizes and durations; cheap."""
         return collect(self._arena, self._gate, self._supervisor, self._hand_over)
-
-    def publish_reserved(self, operation: PutOp, block: Block, seconds: float) -> Ticket:
-        """Publishes a reservation's block; called by the reservation."""
-        began = time.perf_counter()
-        ticket = self._gate.publish(operation, block)
-        self._hand_over.add(seconds + time.perf_counter() - began)
-        return ticket
-
-    def cancel_reserved(self, block: Block) -> None:
-        """Takes a reservation's block back; called by the reservation."""
-        self._arena.release(block)  # which does nothing once the arena is closed
 
     def forget(self) -> None:
         """In a forked child: closes what keeps the worker from noticing the engine's end."""

@@ -11,6 +11,7 @@ from .messages import Outcome, rebuilt
 from .operations import describe
 
 if TYPE_CHECKING:
+    from ..arena.arena import Block
     from ..errors import RoutingError
     from ..keys import RoutingKey
     from .operations import Operation
@@ -81,18 +82,27 @@ class FlushReport:
 class Ticket:
     """One operation on its way; from ``submit``, ``publish``, ``seal``, ``abort`` and the deletes."""
 
-    __slots__ = ("_error", "_outcome", "changed", "operation", "sequence")
+    __slots__ = ("_error", "_outcome", "block", "changed", "nbytes", "operation", "since")
 
-    def __init__(self, operation: Operation, changed: threading.Condition) -> None:
+    def __init__(
+        self, operation: Operation, block: Block, nbytes: int, changed: threading.Condition, since: float
+    ) -> None:
         self.operation = operation
-        self.sequence = 0
+        self.block = block
+        self.nbytes = nbytes
         self.changed = changed
+        self.since = since
         self._outcome: Outcome | None = None
         self._error: RoutingError | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._error else "stored"
         return f"Ticket({describe(self.operation)}: {state})"
+
+    @property
+    def sequence(self) -> int:
+        """Place in the order in which operations were handed over."""
+        return self.block.sequence
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
