@@ -77,7 +77,7 @@ wheel: setup
 	$(PY) scripts/wheel_check.py
 
 pythons: setup
-	$(QUICK) $(PY) scripts/other_pythons.py $(QUICK_TESTS)
+	$(QUICK) $(PY) scripts/other_pythons.py -n $(JOBS) --dist loadfile $(QUICK_TESTS)
 
 test-long: packages setup
 	$(LONG) $(PY) -m pytest $(ARGS)

@@ -51,7 +51,7 @@ def environment(version: tuple[int, int], python: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
         pip = [sys.executable, "-m", "pip", "--python", str(inside), "install", "--quiet"]
-        subprocess.run([*pip, "-e", f"{ROOT}[testing]", "safetensors>=0.4.5"], check=True)
+        subprocess.run([*pip, "-e", f"{ROOT}[testing]", "safetensors>=0.4.5", "pytest-xdist>=3.6"], check=True)
         stamp.touch()
     return inside
 

@@ -56,7 +56,7 @@ class _Finder(MetaPathFinder):
 
     def look_around(self) -> None:
         """Calls back for watched modules that are imported already; one whose import still runs has its turn later."""
-        for name in [name for name in self._waiting if name in sys.modules]:
+        for name in [name for name in tuple(self._waiting) if name in sys.modules]:  # other threads import as well
             module = sys.modules[name]
             if not getattr(getattr(module, "__spec__", None), "_initializing", False):
                 self.loaded(module)
