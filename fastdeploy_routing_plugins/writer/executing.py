@@ -14,6 +14,7 @@ from ..errors import AbortedError, NotFoundError, QuarantinedError, RoutingError
 from ..keys import RolloutId, RoutingKey
 from ..record import WeightSpan
 from ..spec import Capability
+from .givingup import GivingUp
 from .honesty import Honesty, VanishedError
 from .messages import Outcome, failed
 from .operations import AbortOp, ClearOp, DeleteOp, DeletePrefixOp, FlushOp, PutOp, SealOp, Setup
@@ -62,6 +63,7 @@ class Executor:
         self._released = released
         self._has = store.resolved.spec.capabilities
         self._honesty = Honesty()
+        self._giving_up = GivingUp(store) if setup.abort_lost else None
         self._lane = threading.local()
         self._only_last_turn = store.resolved.only_last_turn and Capability.LIST in self._has
 
@@ -74,6 +76,9 @@ class Executor:
                 f"given up after the store worker died or hung {starts} times while storing this",
                 hint="the store's log, or the worker's last words in this log, may say why",
             )
+            if starts == MAX_STARTS:  # once: this may hang or kill as well
+                self._view.set_starts(block, starts + 1)
+                self._lose(task, err)
             return failed(block.sequence, err)
         began = time.monotonic()
         task.tries += 1
@@ -86,14 +91,23 @@ class Executor:
             self._view.set_starts(block, 0)
             if pause is not None:
                 return Retry(pause)
+            self._lose(task, err)
             return failed(block.sequence, err, time.monotonic() - began, retained=task.retained)
         except BaseException as err:  # noqa: BLE001 - whatever happens in a lane, the engine hears of it
             self._view.set_starts(block, 0)
-            return failed(block.sequence, WorkerError(f"the store worker failed: {type(err).__name__}: {err}"))
+            fault = WorkerError(f"the store worker failed: {type(err).__name__}: {err}")
+            self._lose(task, fault)
+            return failed(block.sequence, fault)
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
         if isinstance(task.operation, PutOp) and task.operation.spill:
             remove_spilled(self._setup.spill_dir, task.operation.spill)
+        if self._giving_up is not None:
+            self._giving_up.catch_up(everything=isinstance(task.operation, FlushOp))
         return outcome
+
+    def _lose(self, task: Task, err: RoutingError) -> None:
+        if self._giving_up is not None:
+            self._giving_up.lost(task.operation, err)
 
     def _do(self, task: Task, began: float) -> Outcome:
         store, operation, sequence = self._store, task.operation, task.block.sequence
@@ -219,20 +233,28 @@ class Executor:
             )
 
     def _drop_last_turn(self, key: RoutingKey) -> None:
-        """With ``only_last_turn``: deletes the turn before a complete one, and this one if its next is complete."""
+        """With ``only_last_turn``: deletes the turn before a complete one, and this one if its next is complete.
+
+        A trajectory that is produced again begins with turn 0: later turns of lower attempts are not its next ones.
+        """
         rollout = RolloutId.parse(key.rollout_id)
         if not self._only_last_turn or rollout.turn is None:
             return
-        if self._is_complete(_turn(rollout, key, rollout.turn + 1)):
+        this, before = self._status(key), _turn(rollout, key, rollout.turn - 1) if rollout.turn else None
+        if this is not None and _follows(self._status(_turn(rollout, key, rollout.turn + 1)), this):
             self._store.delete(key)
-        elif rollout.turn > 0 and self._is_complete(key):
-            self._store.delete(_turn(rollout, key, rollout.turn - 1))
+        elif before is not None and this is not None and (old := self._status(before)) and _follows(this, old):
+            self._store.delete(before)
 
-    def _is_complete(self, key: RoutingKey) -> bool:
+    def _status(self, key: RoutingKey) -> RolloutStatus | None:
         try:
-            return self._store.status(key).state == "complete"
+            return self._store.status(key)
         except NotFoundError:
-            return False
+            return None
+
+
+def _follows(later: RolloutStatus | None, turn: RolloutStatus) -> bool:
+    return later is not None and later.state == "complete" and later.attempt >= turn.attempt
 
 
 def _turn(rollout: RolloutId, key: RoutingKey, turn: int) -> RoutingKey:

@@ -103,7 +103,7 @@ class Gate:
     def room(self, operation: Operation) -> Block | None:
         """Returns a block for an operation; holds the caller up if the arena is full, within the budget.
 
-        The budget is what a full arena may hold its engine up in total; it is whole again once there was room at once.
+        The budget is what a full arena may hold its engine up in total; whole again once a part had room at once.
 
         Raises:
             InvalidRecordError: the operation's own text is too long.
@@ -118,9 +118,11 @@ class Gate:
         nbytes = operation.nbytes if isinstance(operation, PutOp) else 0
         block = self.arena.allocate(meta, nbytes)
         if block is not None:
+            if nbytes:
+                self._budget = self._limits.on_full_wait
             return block
-        if not self.arena.fits(len(meta), nbytes):
-            return None
+        if self.ledger.is_listener or not self.arena.fits(len(meta), nbytes):
+            return None  # who hears of what has ended is who makes room, and so must not wait for it
         while self._budget > 0:
             began = time.monotonic()
             time.sleep(min(self._budget, _FULL_LOOK))
@@ -191,7 +193,7 @@ class Gate:
                         self.check()
                     if self.arena.publish(block) is not None:
                         break
-                if self._budget <= 0:
+                if self._budget <= 0 or self.ledger.is_listener:
                     raise self.full(operation)
                 time.sleep(_FULL_LOOK)
                 self._budget -= _FULL_LOOK
@@ -202,7 +204,6 @@ class Gate:
             else:
                 self._take_back(ticket)
             raise
-        self._budget = self._limits.on_full_wait
         return ticket
 
     def _take_back(self, ticket: Ticket) -> None:

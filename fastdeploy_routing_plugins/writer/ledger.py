@@ -179,9 +179,14 @@ class Ledger:
                     self._given_back.add(sequence)  # the store was done with it before its put returned
             self.changed.notify_all()
 
+    @property
+    def is_listener(self) -> bool:
+        """Whether the calling thread is the one that hears of outcomes."""
+        return threading.get_ident() == self.listener
+
     def wait(self, below: int, deadline: float) -> bool:
         """Waits until every operation below a sequence has ended; returns whether that was before the deadline."""
-        if threading.get_ident() == self.listener:
+        if self.is_listener:
             raise UnsupportedError("on_failure must not wait for the writer", hint="set a flag, and wait elsewhere")
 
         def over() -> bool:

@@ -52,6 +52,10 @@ class WriterLimits:
     read_back: bool = field(
         default=False, metadata={"doc": "Whether the worker reads each part back before it counts as stored."}
     )
+    abort_lost: bool = field(
+        default=False,
+        metadata={"doc": "Whether an attempt that loses a part to the store is aborted, so that nobody waits for it."},
+    )
 
     def __post_init__(self) -> None:
         for name in ("on_full_wait", "retry_for", "exit_wait"):

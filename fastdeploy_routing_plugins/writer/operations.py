@@ -145,6 +145,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         arena_dir: See ``WriterLimits``.
         spill_dir: See ``WriterLimits``.
         cwd: The engine's working folder, from which relative paths in the store's options start.
+        abort_lost: See ``WriterLimits``.
     """
 
     store: str
@@ -159,6 +160,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     arena_dir: str
     spill_dir: str | None
     cwd: str = "/"
+    abort_lost: bool = False
 
     @classmethod
     def of(cls, resolved: ResolvedStore, schema: RoutingSchema, limits: WriterLimits) -> Setup:
@@ -177,6 +179,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             arena_dir=os.path.abspath(limits.arena_dir),
             spill_dir=None if spill_dir is None else os.path.abspath(os.path.expanduser(spill_dir)),
             cwd=os.getcwd(),
+            abort_lost=limits.abort_lost,
         )
 
     def schema(self) -> RoutingSchema:

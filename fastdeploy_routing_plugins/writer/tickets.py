@@ -26,7 +26,7 @@ class WriteFailure:
         key: The rollout, or None for an operation on several.
         error: Why; ``error.code`` is the cause for programs.
         nbytes: Payload bytes that are lost.
-        attempt: Which attempt; ``writer.abort(key, reason, attempt=attempt)`` lets nobody wait for it.
+        attempt: Which attempt.
         verb: The kind of operation: ``put``, ``seal``, ``abort``, ``delete``, ``deleteprefix`` or ``clear``.
     """
 

@@ -91,6 +91,25 @@ def test_the_patience_is_whole_again_after_there_was_room(place: Place) -> None:
         assert time.monotonic() - began > 0.35
 
 
+def test_an_operation_without_payload_does_not_make_the_patience_whole(place: Place) -> None:
+    with stuck(place, on_full_wait=0.3) as writer:
+        fill(writer)
+        began = time.monotonic()
+        for number in range(30):
+            with pytest.raises(ArenaFullError):
+                writer.submit(f"y:{number}", PART)
+            writer.abort(f"y:{number}", "lost")
+        assert time.monotonic() - began < 0.3 * 15
+
+
+def test_a_spilled_part_does_not_make_the_patience_whole(place: Place) -> None:
+    with stuck(place, on_full_wait=0.3, spill_dir=str(place.root / "spill")) as writer:
+        began = time.monotonic()
+        for number in range(40):
+            writer.submit(f"y:{number}", PART)
+        assert time.monotonic() - began < 0.3 * 15
+
+
 def test_the_error_names_the_numbers(writer: RoutingWriter) -> None:
     taken = fill(writer)
     with pytest.raises(ArenaFullError) as caught:

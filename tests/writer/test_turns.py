@@ -159,3 +159,15 @@ def test_without_the_option_all_turns_stay(place: Place) -> None:
         for turn in range(3):
             writer.submit(f"a:0:{turn}:0", routing())
     assert place.ids() == ["a:0:0:0", "a:0:1:0", "a:0:2:0"]
+
+
+def test_a_trajectory_that_is_produced_again_keeps_its_first_turn(writer: RoutingWriter, left: Left) -> None:
+    for attempt, turn in ((1, 0), (2, 1), (3, 0)):
+        writer.submit(f"g:0:{turn}:0", routing(seed=attempt), attempt=attempt)
+    assert left() == ["g:0:0:0#0", "g:0:1:0#0"]
+
+
+def test_a_trajectory_that_is_produced_again_ends_as_one_that_was_not(writer: RoutingWriter, left: Left) -> None:
+    for attempt, turn in ((1, 0), (2, 1), (3, 0), (4, 1)):
+        writer.submit(f"h:0:{turn}:0", routing(seed=attempt), attempt=attempt)
+    assert left() == ["h:0:1:0#0"]

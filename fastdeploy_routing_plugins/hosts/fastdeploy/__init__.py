@@ -13,6 +13,8 @@ PLUGIN_NAME = "routing_stores"
 def register() -> None:
     """Entry point of ``fastdeploy.reasoning_parser_plugins`` and ``fastdeploy.model_register_plugins``; idempotent."""
     from .hook import install  # noqa: PLC0415 - the entry point costs nothing until it is called
+    from .logs import attach  # noqa: PLC0415
     from .patching import WATCHED, patch  # noqa: PLC0415
 
+    attach()
     install(WATCHED, patch)

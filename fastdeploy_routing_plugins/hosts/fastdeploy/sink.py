@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections import deque
+from dataclasses import replace
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
-from ...arrays import layer_first
-from ...errors import ConflictError, RoutingError, StoreClosedError
-from ...keys import RolloutId, RoutingKey
+from ...errors import ArenaFullError, InvalidKeyError, RoutingError, StoreClosedError
+from ...keys import RolloutId, RoutingKey, shown
 from ...opening import open_writer
-from .arrays import integers, without_padding
+from ...writer.limits import WriterLimits
+from .arrays import real_rows
 from .requests import HostId
 
 if TYPE_CHECKING:
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
     from ...resolver import ResolvedStore
     from ...schema import RoutingSchema
     from ...writer.routing_writer import RoutingWriter
-    from ...writer.tickets import WriteFailure
 
 CLOSE_TIMEOUT = 30.0
 CLEAR_TIMEOUT = 60.0
+_MAX_OWED = 10_000  # aborts that wait for room
+_AT_ONCE = 4
 _log = logging.getLogger("fastdeploy_routing_plugins.fastdeploy")
 
 
@@ -47,6 +51,8 @@ class Sink:
         self.lost = 0
         self._writer: RoutingWriter | None = None
         self._closed = False
+        self._leaving: util.Finalize | None = None
+        self._owed: deque[tuple[RoutingKey, int, str]] = deque(maxlen=_MAX_OWED)
         self._opening = threading.Lock()
 
     def open(self) -> RoutingWriter:
@@ -59,9 +65,10 @@ class Sink:
             if self._closed:
                 raise StoreClosedError("the routing store was shut down")
             if self._writer is None:
-                self._writer = writer = open_writer(self.resolved, schema=self.schema, on_failure=self._failed)
+                limits = replace(WriterLimits.load(), abort_lost=True)  # the worker does, also when the engine is gone
+                self._writer = writer = open_writer(self.resolved, schema=self.schema, limits=limits)
                 # Children of multiprocessing, which FastDeploy's engines of further ranks are, run no atexit handlers.
-                util.Finalize(None, _leave, args=(writer,), exitpriority=20)
+                self._leaving = util.Finalize(None, _leave, args=(writer,), exitpriority=20)
             return self._writer
 
     @property
@@ -89,15 +96,17 @@ class Sink:
         try:
             hand_over()
         except RoutingError as err:
-            _log.error("routing of %r is lost: %s", rollout_id, err)
+            _log.error("routing of %s is lost: %s", shown(rollout_id), err)
             self._lose(rollout_id, str(err))
         except Exception as err:  # noqa: BLE001 - one request must not end the engine, and all others with it
-            _log.exception("routing of %r is lost", rollout_id)
+            _log.exception("routing of %s is lost", shown(rollout_id))
             self._lose(rollout_id, f"{type(err).__name__}: {err}")
+        else:
+            self._abort_owed(_AT_ONCE)
 
     def put_now(self, rollout_id: str, routing: Any, *, layer: int | None = None) -> None:
         """Does what ``put`` does, and raises what goes wrong."""
-        whole = without_padding(layer_first(integers(routing, self.schema), "layer_first"))
+        whole = real_rows(routing, self.schema)
         key, attempt = named(rollout_id)
         writer = self.open()
         if layer is not None:
@@ -108,25 +117,29 @@ class Sink:
         else:
             writer.submit(key, whole, attempt=attempt)
 
-    def _failed(self, failure: WriteFailure) -> None:
-        """Called by the writer's own thread: what the store did not take is given up, so that no trainer waits."""
-        # What contradicts itself says so to its reader; a delete that failed makes nothing wait.
-        if failure.key is None or failure.verb not in ("put", "seal") or isinstance(failure.error, ConflictError):
-            return
-        writer = self._writer
-        try:
-            if writer is not None:
-                writer.abort(failure.key, f"{failure.what} failed: {failure.error.message}", attempt=failure.attempt)
-        except RoutingError as other:
-            _log.error("%s cannot be aborted: %s", failure.key, other)
-
     def _lose(self, rollout_id: str, why: str) -> None:
         self.lost += 1
         try:
             key, attempt = named(rollout_id)
-            self.open().abort(key, f"the engine could not hand the routing over: {why}", attempt=attempt)
-        except RoutingError as other:
-            _log.error("%r cannot be aborted either: %s", rollout_id, other)
+        except InvalidKeyError:
+            return  # nobody can ask for it
+        self._owed.append((key, attempt, f"the engine could not hand the routing over: {why}"))
+        self._abort_owed(_AT_ONCE)
+
+    def _abort_owed(self, most: int) -> None:
+        """Aborts what was lost, as far as there is room for that."""
+        for _ in range(min(most, len(self._owed))):
+            try:
+                key, attempt, reason = self._owed.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                self.open().abort(key, reason, attempt=attempt)
+            except ArenaFullError:
+                self._owed.append((key, attempt, reason))
+                return
+            except RoutingError as err:
+                _log.error("%s cannot be aborted: %s", key, err)
 
     # --- the rest -------------------------------------------------------------------------------------------------
 
@@ -154,14 +167,28 @@ class Sink:
             writer, self._writer = self._writer, None
         if writer is None:
             return
-        report = writer.close(CLOSE_TIMEOUT)
-        if report.failed or report.pending or self.lost:
+        if self._leaving is not None:
+            self._leaving.cancel()  # it keeps the writer
+        failed, pending = self._close(writer)
+        if failed or pending or self.lost:
             _log.error(
                 "routing at shutdown: %d operations failed, %d are pending, %d were lost before they were handed over",
-                report.failed,
-                report.pending,
+                failed,
+                pending,
                 self.lost,
             )
+
+    def _close(self, writer: RoutingWriter) -> tuple[int, int]:
+        """Closes the writer; returns how many operations failed, and how many are pending."""
+        failed = 0
+        if self._owed:
+            failed = writer.flush(CLOSE_TIMEOUT).failed  # what the arena is full of, so that aborts find room
+            for key, attempt, reason in self._owed:
+                with contextlib.suppress(RoutingError):
+                    writer.abort(key, reason, attempt=attempt)
+            self._owed.clear()
+        report = writer.close(CLOSE_TIMEOUT)
+        return failed + report.failed, report.pending
 
 
 def named(rollout_id: str) -> tuple[RoutingKey, int]:
