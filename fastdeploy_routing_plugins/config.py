@@ -61,7 +61,8 @@ class CommonOptions:
     use_fused_put: bool = field(
         default=False,
         metadata={
-            "doc": "Accepted for the sake of the host's configuration; whole and per-layer puts both work anyway."
+            "doc": "Whether an engine stores whole rollouts where layers could be files of their own, as with "
+            "`layout: pdtensor`; elsewhere it makes no difference."
         },
     )
 
@@ -258,6 +259,8 @@ def _reason(option: Option, err: Exception, value: Any) -> str:
     if shown is None or failed is not None:
         shown = f"a {type(value).__name__}"
     reason = str(err).replace("`", "")
+    if reason.startswith("Invalid enum value"):
+        reason = f"expected {option.info.type}, got"
     return f"{reason[:1].lower()}{reason[1:]}: {shown if len(shown) <= 80 else shown[:77] + '...'}"
 
 

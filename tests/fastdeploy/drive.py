@@ -11,6 +11,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 from types import SimpleNamespace
@@ -31,6 +32,23 @@ def routing(seed, tokens, *, experts=64, layers=3, top_k=4):
     """Returns int64 ``[layers, tokens, top_k]`` that follows from a seed; no row has an id twice."""
     first = np.random.default_rng(seed).integers(0, experts, (layers, tokens, 1))
     return (first + np.arange(top_k)) % experts
+
+
+def request(name, client, arrival, engines):
+    """Returns a request as the last of several engines has it; each but the first had it from the one before.
+
+    What the client gave, FastDeploy's server said to the first; None leaves FastDeploy's own class out.
+    """
+    arrival = arrival or time.time()
+    if client is None:
+        return SimpleNamespace(request_id=name, metrics=SimpleNamespace(arrival_time=arrival))
+    import fastdeploy.engine.common_engine  # noqa: F401 - as where requests come in
+    from fastdeploy.engine.request import Request
+
+    made = Request.from_dict({**client, "request_id": name, "metrics": {"arrival_time": arrival}})
+    for _ in range(engines - 1):
+        made = Request.from_dict(made.to_dict())
+    return pickle.loads(pickle.dumps(made))  # to the worker
 
 
 def fd_config(replay, *, experts=64, layers=3, top_k=4, max_model_len=64, slots=4, blocks=64, port=None, rank=0):
@@ -84,7 +102,7 @@ class EngineE:
     def wrapper(self):
         return self.manager._store_wrapper
 
-    def finish(self, name, rows, *, arrival=None, unfilled=0):
+    def finish(self, name, rows, *, arrival=None, unfilled=0, client=None, engines=1):
         """Lets a request end; ``unfilled`` rows at its end were never computed."""
         from fastdeploy.tensors import to_bits
 
@@ -95,13 +113,9 @@ class EngineE:
         slots = blocks[where // size] * size + where % size if len(blocks) else where
         form = to_bits(rows) if self.view.dtype == np.uint16 else rows.astype(self.view.dtype)
         self.view.scatter(slots, form.transpose(1, 0, 2))
-        task = SimpleNamespace(
-            prompt_token_ids_len=0,
-            output_token_ids=[7] * tokens + [2],
-            eos_token_ids=[2],
-            block_tables=blocks.tolist(),
-            metrics=SimpleNamespace(arrival_time=arrival or time.time()),
-        )
+        task = request(name, client, arrival, engines)
+        task.prompt_token_ids_len, task.eos_token_ids = 0, [2]
+        task.output_token_ids, task.block_tables = [7] * tokens + [2], blocks.tolist()
         result = SimpleNamespace(finished=True, error_code=200, routing_data=None)
         self.service.token_processor._finalize_routing(name, task, result)
         self.free = np.concatenate([self.free, blocks])
@@ -135,13 +149,14 @@ class EngineD:
     def sink(self):
         return self.wrapper.sink
 
-    def finish(self, name, rows, *, arrival=None, unfilled=0):
+    def finish(self, name, rows, *, arrival=None, unfilled=0, client=None, engines=1):
         """Lets a request end; ``unfilled`` rows at its end were never computed."""
         from fastdeploy.tensors import Tensor
 
         slot, slots, size = next(self.slot), len(self.table), self.config.cache_config.block_size
-        metrics = SimpleNamespace(arrival_time=arrival or time.time())
-        self.runner.insert_tasks_v1([SimpleNamespace(idx=slot, request_id=name, metrics=metrics)], 1)
+        task = request(name, client, arrival, engines)
+        task.idx = slot
+        self.runner.insert_tasks_v1([task], 1)
         where = np.arange(rows.shape[1])
         self.manager._host_cache[self.table[slot, where // size] * size + where % size] = rows.transpose(1, 0, 2)
         lengths = np.zeros((slots, 1), np.int32)
@@ -169,10 +184,11 @@ class EngineA:
     def sink(self):
         return self.manager.routing_store.sink
 
-    def finish(self, name, rows, *, arrival=None, unfilled=0):
+    def finish(self, name, rows, *, arrival=None, unfilled=0, client=None, engines=1):
         """Lets a request end; rows that were never computed are what this family's table is full of anyway."""
-        slot, metrics = next(self.slot), SimpleNamespace(arrival_time=arrival or time.time())
-        self.runner.insert_tasks_v1([SimpleNamespace(idx=slot, request_id=name, metrics=metrics)], 1)
+        task = request(name, client, arrival, engines)
+        slot = task.idx = next(self.slot)
+        self.runner.insert_tasks_v1([task], 1)
         self.manager.routing_replay_table[slot, :, : rows.shape[1]] = rows
         self.manager.put_table_to_store()
 

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins import RoutingSchema
 from fastdeploy_routing_plugins.errors import InvalidRecordError
-from fastdeploy_routing_plugins.hosts.fastdeploy.arrays import decoded, fill_value, integers, without_padding
+from fastdeploy_routing_plugins.hosts.fastdeploy.arrays import (
+    decoded,
+    fill_value,
+    integers,
+    real_rows,
+    without_padding,
+)
 from fastdeploy_routing_plugins.hosts.fastdeploy.gather import Rows
 
 SCHEMA = RoutingSchema(num_experts=256, top_k=2, layer_ids=range(3))
@@ -43,8 +49,8 @@ def test_a_paddle_tensor_of_its_uint16_is_recovered() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         paddle = pytest.importorskip("paddle")
-    tensor = paddle.to_tensor(np.arange(256, dtype="int32")).cast("uint16")
-    assert integers(tensor, SCHEMA).tolist() == list(range(256))
+    tensor = paddle.to_tensor(np.arange(256, dtype="int32").reshape(1, 128, 2)).cast("uint16")
+    assert real_rows(tensor, SCHEMA).ravel().tolist() == list(range(256))
 
 
 def test_a_paddle_tensor_of_its_uint16_is_refused_for_more_experts() -> None:
@@ -52,7 +58,14 @@ def test_a_paddle_tensor_of_its_uint16_is_refused_for_more_experts() -> None:
         warnings.simplefilter("ignore")
         paddle = pytest.importorskip("paddle")
     with pytest.raises(InvalidRecordError, match="which rounds above 256"):
-        integers(paddle.to_tensor(np.arange(256, dtype="int32")).cast("uint16"), WIDE)
+        real_rows(paddle.to_tensor(np.zeros((1, 1, 2), "int32")).cast("uint16"), WIDE)
+
+
+@pytest.mark.parametrize("fill", [0xBF80, 0xFFFF], ids=["minus one", "all bits"])
+def test_rows_that_nobody_filled_are_left_out_before_bfloat16_is_looked_at(fill: int) -> None:
+    array = np.full((3, 10, 2), fill, np.uint16)
+    array[:, :7] = bits([254, 255])
+    assert np.array_equal(real_rows(array, SCHEMA), np.full((3, 7, 2), [254, 255]))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.resolver.fabricate import GOOD
 
-from .place import SHM, Place, same
+from .place import HERE, SHM, Place, same
 
 START = "engine = Engine(REPLAY); engine.finish(request_id('r:0:0:0'), routing(1, 9)); engine.close()"
 
@@ -119,6 +120,21 @@ def test_cure_20_misspelt_keys_are_all_named(place: Place) -> None:
     last = place.refused("Engine(REPLAY)", {**place.replay(), "local_store_dirr": "x", "routing_stor_type": "local"})
     assert "'local_store_dirr', did you mean 'local_store_dir'" in last
     assert "'routing_stor_type', did you mean 'routing_store_type'" in last
+
+
+def test_cure_20_a_key_that_only_a_newer_fastdeploy_has_is_taken(place: Place, tmp_path: Path) -> None:
+    tree = tmp_path / "trees"
+    for name in ("common", place.family):
+        shutil.copytree(HERE / "standin" / name, tree / name)
+    file = tree / place.family / "fastdeploy/config.py"
+    file.write_text(file.read_text().replace("        self.take(", "        self.compress = 0\n        self.take("))
+    path = place.environ({}, {})["PYTHONPATH"].replace(str(HERE / "standin"), str(tree))
+    code = "assert fd_config(REPLAY).routing_replay_config.compress == 9"
+    place.must(code, place.replay(compress=9), PYTHONPATH=path)
+
+
+def test_cure_20_a_name_that_is_no_setting_is_no_key(place: Place) -> None:
+    assert "unknown key 'to_json_string'" in place.refused("fd_config(REPLAY)", place.replay(to_json_string="x"))
 
 
 def test_cure_20_options_for_the_store_travel_with_the_rest_and_are_checked(place: Place) -> None:

@@ -72,6 +72,18 @@ def test_cure_13_up_to_256_experts_are_recovered_from_bfloat16(place: Place, exp
 
 
 @pytest.mark.families("de")
+@pytest.mark.parametrize("experts", [255, 256])
+def test_cure_13_rows_that_were_never_computed_are_left_out_of_bfloat16(place: Place, experts: int) -> None:
+    place.must(f"""
+engine = Engine(REPLAY, experts={experts})
+engine.finish(request_id("r:0:0:0"), routing(1, 9, experts={experts}), unfilled=3)
+engine.close()
+""")
+    with place.read() as store:
+        assert same(store, "r:0:0:0", 1, 9, experts=experts)
+
+
+@pytest.mark.families("de")
 def test_cure_13_more_experts_are_refused_at_the_start_with_the_reason(place: Place) -> None:
     last = place.refused("Engine(REPLAY, experts=257)")
     assert "257 experts in Paddle's dtype uint16, which is bfloat16 and rounds ids above 256" in last

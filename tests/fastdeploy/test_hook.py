@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,10 @@ def run(tree: Path, code: str, **variables: str) -> subprocess.CompletedProcess[
     numpy_folder = os.environ.get("FD_ROUTING_TEST_PATH", "")
     path = os.pathsep.join(filter(None, [numpy_folder, str(tree), str(HERE), str(ROOT)]))
     environ = {**keep, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "FD_PLUGINS": "routing_stores", **variables}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, cwd=tree
-    )
+    with tempfile.TemporaryDirectory() as folder:  # where FastDeploy's folder for logs would be made
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, cwd=folder
+        )
 
 
 def ran(tree: Path, code: str, **variables: str) -> str:

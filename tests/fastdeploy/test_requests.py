@@ -21,6 +21,14 @@ def test_what_the_client_gave_as_user_comes_back_whatever_it_holds(
     assert split(f"{kind}-{user}-{identifier}_{choice}") == (user, choice)
 
 
+@given(TEXT, st.uuids(version=4), st.integers(0, 999_999), TEXT | st.just(""))
+def test_a_request_id_that_ends_in_a_uuid_comes_back_unless_its_user_stands_before(
+    text: str, identifier: uuid.UUID, choice: int, user: str
+) -> None:
+    expected = text if user == text else f"{text}-{identifier}"
+    assert split(f"chatcmpl-{text}-{identifier}_{choice}", user) == (expected, choice)
+
+
 @given(TEXT, st.integers(0, 999_999))
 def test_what_the_client_gave_as_request_id_comes_back(request_id: str, choice: int) -> None:
     assert split(f"chatcmpl-{request_id}_{choice}") == (request_id, choice)
@@ -47,25 +55,56 @@ def test_the_time_of_arrival_is_kept_until_the_request_finishes() -> None:
     arrivals, noted = Arrivals(), time.time() - 100
     arrivals.note("r", noted)
     arrivals.note("r")
-    assert arrivals.take("r") == round(noted * 1e9)
+    assert arrivals.take("r").time == round(noted * 1e9)
 
 
 def test_a_request_that_comes_again_under_its_id_arrived_later() -> None:
     arrivals, noted = Arrivals(), time.time()
     arrivals.note("r", noted - 100)
     arrivals.note("r", noted - 50)
-    assert arrivals.take("r") == round((noted - 50) * 1e9)
+    assert arrivals.take("r").time == round((noted - 50) * 1e9)
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, -1.0, float("nan"), float("inf"), 1e18])
 def test_an_impossible_time_of_arrival_is_now(seconds: float | None) -> None:
     arrivals, before = Arrivals(), time.time_ns()
     arrivals.note("r", seconds)
-    assert before <= arrivals.take("r") <= time.time_ns()
+    assert before <= arrivals.take("r").time <= time.time_ns()
 
 
 def test_the_oldest_arrivals_are_forgotten() -> None:
     arrivals = Arrivals(kept=2)
     for name in "abc":
         arrivals.note(name, 1000.0)
-    assert [arrivals.take(name) == 1000 * 10**9 for name in "abc"] == [False, True, True]
+    assert [arrivals.take(name).time == 1000 * 10**9 for name in "abc"] == [False, True, True]
+
+
+def test_arrivals_of_long_ids_are_forgotten_before_they_take_much_memory() -> None:
+    arrivals = Arrivals(kept_bytes=10_000)
+    for number in range(100):
+        arrivals.note(f"{number:03}" + "x" * 1000, 1000.0)
+    assert len(arrivals) == 9
+
+
+def test_nothing_is_noted_of_an_id_that_nothing_can_be_stored_under() -> None:
+    arrivals = Arrivals()
+    arrivals.note("r", 1000.0)
+    arrivals.note("x" * (1 << 24), 1000.0)
+    assert (len(arrivals), arrivals.take("r").time) == (1, 1000 * 10**9)
+
+
+def test_requests_that_come_and_go_leave_room_for_others() -> None:
+    arrivals = Arrivals(kept_bytes=10_000)
+    for number in range(100):
+        arrivals.note(f"{number:03}" + "x" * 1000, 1000.0)
+        arrivals.note(f"{number:03}" + "x" * 1000, 2000.0)
+        arrivals.take(f"{number:03}" + "x" * 1000)
+    arrivals.note("r", 1000.0)
+    assert arrivals.take("r").time == 1000 * 10**9
+
+
+def test_a_clients_own_uuid_stays_known_when_the_request_is_noted_again_without_its_user() -> None:
+    arrivals, name = Arrivals(), f"chatcmpl-sample-{uuid.uuid4()}_0"
+    arrivals.note(name, 1000.0, "")
+    arrivals.note(name)
+    assert arrivals.take(name) == (1000 * 10**9, True)

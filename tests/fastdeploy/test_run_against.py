@@ -29,8 +29,10 @@ def test_the_family_and_the_commit_are_shown():
     assert done.stdout.startswith("e: family E, no git tree"), done.stdout + done.stderr
 
 
-def test_no_scenario_at_all_is_a_failure():
-    assert run_against(HERE / "standin/e", "-k", "nothing is called so").returncode == 1
+def test_no_scenario_at_all_is_wrong_usage_and_lists_what_there_is():
+    done = run_against(HERE / "standin/e", "-k", "nothing is called so")
+    assert (done.returncode, "no scenario matches 'nothing is called so'; there are:" in done.stderr) == (2, True)
+    assert "\n  layer by layer arrives as one rollout\n" in done.stderr
 
 
 def test_a_folder_without_fastdeploy_is_refused(tmp_path):

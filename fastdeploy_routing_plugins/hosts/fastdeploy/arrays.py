@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...arrays import layer_first
 from ...errors import InvalidRecordError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -52,13 +53,24 @@ def as_array(routing: Any) -> tuple[npt.NDArray[Any], bool]:
     return np.asarray(routing.numpy() if hasattr(routing, "numpy") else routing), bfloat16
 
 
-def integers(routing: Any, schema: RoutingSchema) -> npt.NDArray[Any]:
-    """Returns routing as an integer array of the same shape.
+def real_rows(routing: Any, schema: RoutingSchema) -> npt.NDArray[Any]:
+    """Returns routing as integers ``[layers, tokens, top_k]`` without the rows at the end that nobody filled.
+
+    Those go first: what they hold is no id.
 
     Raises:
-        InvalidRecordError: it holds no integers, or bfloat16 that was rounded.
+        InvalidRecordError: it holds no integers, or bfloat16 that was rounded, or nobody filled any row.
     """
     array, bfloat16 = as_array(routing)
+    return integers(without_padding(layer_first(array, "layer_first")), schema, bfloat16=bfloat16)
+
+
+def integers(array: npt.NDArray[Any], schema: RoutingSchema, *, bfloat16: bool = False) -> npt.NDArray[Any]:
+    """Returns an array, or the integers that it stands for if it is known to hold bfloat16, or shows that.
+
+    Raises:
+        InvalidRecordError: it holds bfloat16 that was rounded, or that are no ids.
+    """
     if array.dtype != np.uint16 or not (bfloat16 or shows_bfloat16(array, schema)):
         return array
     if schema.num_experts > MAX_BFLOAT16_EXPERTS:

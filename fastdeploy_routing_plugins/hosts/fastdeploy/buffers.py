@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import UnsupportedError
 from .arrays import fill_value
+from .gate import Arguments
 from .segments import OwnedSegment, Segment
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def patch_buffer(owner: Any, prefix: str) -> None:
-    """Patches a class that owns a buffer, made by ``(blocks, block_size, layers, top_k, dtype, dp_suffix)``."""
-    signature = inspect.signature(owner.__init__)
+
+def patch_buffer(owner: Any, prefix: str, parameters: Sequence[str]) -> None:
+    """Patches a class that owns a buffer.
+
+    What a newer FastDeploy says besides may choose where the memory lies, which is no matter here.
+
+    Args:
+        owner: The class.
+        prefix: What the buffers' names begin with.
+        parameters: Names of ``self``, the number of blocks, their size, layers, top_k, the dtype and the suffix.
+    """
+    arguments = Arguments(owner.__init__, parameters)
 
     @functools.wraps(owner.__init__)
     def __init__(*args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        self, blocks, block_size, layers, top_k, dtype, suffix = bound.arguments.values()
+        self, blocks, block_size, layers, top_k, dtype, suffix = arguments.known_of(args, kwargs)
         self.shape = (blocks * block_size, layers, top_k)
         self.dtype = np.dtype(dtype)
         self.block_size = block_size
@@ -31,7 +41,7 @@ def patch_buffer(owner: Any, prefix: str) -> None:
         self.buffer.fill(fill_value(self.dtype))
 
     @functools.wraps(owner.close)
-    def close(self: Any) -> None:
+    def close(self: Any, *_: Any, **__: Any) -> None:
         self.buffer = None
         self.shm.close()
         self.shm.unlink()
@@ -42,15 +52,25 @@ def patch_buffer(owner: Any, prefix: str) -> None:
 
 def patch_view(view: Any) -> None:
     """Patches a class that attaches to a buffer, made by ``(shape, dtype, shm_name)``."""
+    arguments = Arguments(view.__init__, ("self", "shape", "dtype", "shm_name"))
 
-    def __init__(self: Any, shape: tuple[int, ...], dtype: str, shm_name: str) -> None:
-        self.shm = Segment(shm_name)
+    @functools.wraps(view.__init__)
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        call = arguments.of(args, kwargs)
+        if call.further:  # an offset, say: looking elsewhere would read other rows
+            raise UnsupportedError(
+                f"the routing stores do not know {', '.join(call.further)} of a view of FastDeploy's routing buffer",
+                hint="upgrade fastdeploy-routing-plugins, or leave routing_stores out of FD_PLUGINS",
+            )
+        self, shape, dtype, name = call.known
+        self.shm = Segment(name)
         self.dtype = np.dtype(dtype)
         self.buffer = np.ndarray(shape, dtype=self.dtype, buffer=self.shm.buf)
 
-    def close(self: Any) -> None:
+    @functools.wraps(view.close)
+    def close(self: Any, *_: Any, **__: Any) -> None:
         self.buffer = None
         self.shm.close()
 
-    view.__init__ = functools.wraps(view.__init__)(__init__)
-    view.close = functools.wraps(view.close)(close)
+    view.__init__ = __init__
+    view.close = close

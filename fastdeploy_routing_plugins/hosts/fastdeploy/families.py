@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ...errors import UnsupportedError
 from . import family_a, family_d
 from .gate import fastdeploy_version, has, is_coroutine, parameters_of, report
-from .requests import ARRIVALS, arrival_of
+from .requests import note_arrival
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +24,9 @@ def family_of(module: ModuleType) -> str:
     makes_from = parameters_of(module, "get_routing_store")
     if has(module, "RoutedExpertsCapturer") and not makes_from:
         return "E"
-    if makes_from == ("routing_replay_config",) and has(module, "StoreWrapper") and has(module, "StoreProcess"):
+    if makes_from[:1] == ("routing_replay_config",) and has(module, "StoreWrapper") and has(module, "StoreProcess"):
         return "D"
-    if makes_from != ("fd_config",) or not has(module, "RoutingReplayManager"):
+    if makes_from[:1] != ("fd_config",) or not has(module, "RoutingReplayManager"):
         return ""
     if has(module, "RoutingStoreBase.fused_put"):
         return "C"
@@ -63,12 +63,14 @@ def patch_worker(module: ModuleType) -> None:
         _refuse(module, family)
     elif family == "":
         report(f"{module.__name__} is of none of the known families")
+    elif not has(module, "RoutingHostBufferView"):  # where the patched half of family E begins
+        report(f"{module.__name__} is of family E, but has no RoutingHostBufferView")
 
 
 def _refuse(module: ModuleType, family: str) -> None:
     """Stops an engine that wants routing replay from a FastDeploy between the supported ones."""
 
-    def get_routing_store(fd_config: Any) -> NoReturn:
+    def get_routing_store(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
             f"routing stores do not support this development version of FastDeploy ({fastdeploy_version()}, "
             f"family {family})",
@@ -83,16 +85,15 @@ def patch_runner(module: ModuleType) -> None:
     """Patches the model runner of families A and D, which sees requests with their arrival times."""
     if not has(module, "RoutingReplayManager.register_request"):
         return  # another generation
-    for name in ("GPUModelRunner", "MetaxModelRunner"):
-        for method in ("insert_tasks_v1", "insert_prefill_inputs"):
-            path = f"{name}.{method}"
-            if not has(module, path):
-                continue
-            if parameters_of(module, path)[:2] != ("self", "req_dicts"):  # the rest is passed on as it comes
-                report(f"{module.__name__}.{path} does not take (self, req_dicts, ...)")
-                continue
-            owner = getattr(module, name)
-            setattr(owner, method, _noting_arrivals(getattr(owner, method)))
+    owners, methods = ("GPUModelRunner", "MetaxModelRunner"), ("insert_tasks_v1", "insert_prefill_inputs")
+    found = [(name, method) for name in owners for method in methods if has(module, f"{name}.{method}")]
+    for path in (f"{name}.{method}" for name, method in found):
+        if parameters_of(module, path)[:2] != ("self", "req_dicts") or is_coroutine(module, path):
+            report(f"{module.__name__}.{path} does not take (self, req_dicts, ...)")
+            return
+    for name, method in found:  # what else they take is passed on as it comes
+        owner = getattr(module, name)
+        setattr(owner, method, _noting_arrivals(getattr(owner, method)))
 
 
 def _noting_arrivals(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,9 +101,7 @@ def _noting_arrivals(original: Callable[..., Any]) -> Callable[..., Any]:
     def insert(self: Any, req_dicts: Any, *args: Any, **kwargs: Any) -> Any:
         if self.fd_config.routing_replay_config.enable_routing_replay:
             for request in req_dicts:
-                seconds = arrival_of(request)
-                if seconds is not None:
-                    ARRIVALS.note(request.request_id, seconds)
+                note_arrival(request, request.request_id)
         return original(self, req_dicts, *args, **kwargs)
 
     return insert

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
 from ...opening import open_store
-from .family_d import patch_ids
+from .family_d import patch_ids, patch_put
 from .gate import Shape, fits
+from .requests import ARRIVALS
 from .settings import resolve_store, schema_of
 from .sink import CLEAR_TIMEOUT, Sink, named
 
@@ -33,12 +33,14 @@ def patch(module: ModuleType) -> None:
     module.get_routing_store = HostStore  # type: ignore[attr-defined]
     manager = module.RoutingReplayManager
     patch_ids(manager)
-    manager._put_request_to_store = functools.wraps(manager._put_request_to_store)(_put_request_to_store)
+    patch_put(manager, _put_request_to_store, ("self", "batch_id", "request_id"))
     _log.info("routing stores: FastDeploy's RoutingReplayManager (family A) is patched")
 
 
 def _put_request_to_store(self: Any, batch_id: int, request_id: str) -> None:
-    if self.tp_rank == 0:
+    if self.tp_rank != 0:
+        ARRIVALS.take(request_id)
+    else:
         sink, rollout_id = self.routing_store.sink, self.split_request_id(request_id)
         # [layers, max_model_len, top_k], filled up with -1
         sink.attempt(rollout_id, lambda: sink.put_now(rollout_id, self.routing_replay_table[batch_id]))
@@ -58,7 +60,7 @@ class HostStore:
         RoutingError: no such store can be used; stops the engine.
     """
 
-    def __init__(self, fd_config: Any) -> None:
+    def __init__(self, fd_config: Any, *_: Any, **__: Any) -> None:
         self.fd_config = fd_config
         self.sink = Sink(resolve_store(fd_config.routing_replay_config), schema_of(fd_config))
         if fd_config.parallel_config.tensor_parallel_rank == 0:  # the others never put

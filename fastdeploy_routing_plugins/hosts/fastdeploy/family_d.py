@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .gate import Shape, fits
+from .gate import Arguments, Shape, fits
 from .requests import ARRIVALS, HostId, identify
 from .store_wrapper import StoreWrapper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 _SHAPES = (
@@ -35,29 +36,44 @@ def patch(module: ModuleType) -> None:
     module.StoreWrapper = StoreWrapper  # type: ignore[attr-defined]
     manager = module.RoutingReplayManager
     patch_ids(manager)
-    manager._put_request_to_store = functools.wraps(manager._put_request_to_store)(_put_request_to_store)
+    patch_put(manager, _put_request_to_store, ("self", "batch_id", "request_id", "seq_lens_decoder"))
     _log.info("routing stores: FastDeploy's RoutingReplayManager (family D) is patched")
 
 
 def patch_ids(manager: Any) -> None:
     """Patches a ``RoutingReplayManager``: rollout ids are exact, and arrivals noted at the latest here."""
-    register = manager.register_request
+    register, split = manager.register_request, manager.split_request_id
+    registered = Arguments(register, ("self", "batch_id", "request_id"))
+    named = Arguments(split, ("self", "request_id"))
 
     @functools.wraps(register)
-    def register_request(self: Any, batch_id: int, request_id: str) -> Any:
-        ARRIVALS.note(request_id)
-        return register(self, batch_id, request_id)
+    def register_request(*args: Any, **kwargs: Any) -> Any:
+        ARRIVALS.note(registered.of(args, kwargs).known[2])
+        return register(*args, **kwargs)
 
-    @functools.wraps(manager.split_request_id)
-    def split_request_id(self: Any, request_id: str) -> HostId:
-        return identify(request_id)
+    @functools.wraps(split)
+    def split_request_id(*args: Any, **kwargs: Any) -> HostId:
+        return identify(named.known_of(args, kwargs)[1])
 
     manager.register_request = register_request
     manager.split_request_id = split_request_id
 
 
+def patch_put(manager: Any, put: Callable[..., None], parameters: Sequence[str]) -> None:
+    """Replaces ``_put_request_to_store``, whatever else a newer FastDeploy passes to it."""
+    arguments = Arguments(manager._put_request_to_store, parameters)
+
+    @functools.wraps(manager._put_request_to_store)
+    def _put_request_to_store(*args: Any, **kwargs: Any) -> None:
+        put(*arguments.known_of(args, kwargs))
+
+    manager._put_request_to_store = _put_request_to_store
+
+
 def _put_request_to_store(self: Any, batch_id: int, request_id: str, seq_lens_decoder: Any) -> None:
-    if self.tp_rank == 0:
+    if self.tp_rank != 0:
+        ARRIVALS.take(request_id)
+    else:
         wrapper, rollout_id = self._store_wrapper, self.split_request_id(request_id)
         sink = wrapper.sink
         sink.attempt(rollout_id, lambda: sink.put_now(rollout_id, _rows(self, batch_id, seq_lens_decoder)))

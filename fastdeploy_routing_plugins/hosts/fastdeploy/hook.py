@@ -6,36 +6,37 @@ It stands first on ``sys.meta_path``, asks the other finders for watched modules
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 import threading
 from importlib.abc import Loader, MetaPathFinder
 from typing import TYPE_CHECKING, Any
-
-from ...errors import RoutingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_log = logging.getLogger("fastdeploy_routing_plugins.fastdeploy")
+_installing = threading.Lock()
 
 
 def install(names: Collection[str], callback: Callable[[ModuleType], None]) -> None:
-    """Watches modules: ``callback`` is called once for each, with the module; a second installation does nothing.
+    """Watches modules: ``callback`` is called with each whenever it was loaded; a second installation adds nothing.
 
-    A ``RoutingError`` of the callback fails the module's import; any other error is logged, and the import succeeds.
+    What the callback raises fails the module's import, and every further attempt to import it until the callback
+    succeeds. For a module that is there already it fails this call, and the imports after it.
     """
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        finder = _Finder(names, callback)
-        sys.meta_path.insert(0, finder)
-        finder.look_around()
+    with _installing:  # not around callbacks, which import
+        finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+        if finder is None:
+            finder = _Finder(names, callback)
+            sys.meta_path.insert(0, finder)
+    finder.look_around()
 
 
 class _Finder(MetaPathFinder):
     def __init__(self, names: Collection[str], callback: Callable[[ModuleType], None]) -> None:
-        self._waiting = set(names)
+        self._names = frozenset(names)
+        self._waiting = set(names)  # removal is what makes a module a thread's own; no lock that a fork could keep
         self._callback = callback
         self._asking = threading.local()
 
@@ -43,7 +44,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         self.look_around()
-        if fullname not in self._waiting or getattr(self._asking, "name", None) == fullname:
+        if fullname not in self._names or getattr(self._asking, "name", None) == fullname:
             return None
         self._asking.name = fullname
         try:
@@ -56,23 +57,28 @@ class _Finder(MetaPathFinder):
 
     def look_around(self) -> None:
         """Calls back for watched modules that are imported already; one whose import still runs has its turn later."""
-        for name in [name for name in tuple(self._waiting) if name in sys.modules]:  # other threads import as well
-            module = sys.modules[name]
-            if not getattr(getattr(module, "__spec__", None), "_initializing", False):
-                self.loaded(module)
+        for name in tuple(self._waiting):  # other threads import as well
+            module = sys.modules.get(name)
+            if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+                continue
+            try:
+                self._waiting.remove(name)
+            except KeyError:  # another thread was faster
+                continue
+            self._call(name, module)
 
     def loaded(self, module: ModuleType) -> None:
-        """Calls back for a module, at most once."""
+        """Calls back for a module whose code has just run, be it again."""
         name = module.__name__
-        if name not in self._waiting:
-            return
         self._waiting.discard(name)
+        self._call(name, module)
+
+    def _call(self, name: str, module: ModuleType) -> None:
         try:
             self._callback(module)
-        except RoutingError:
+        except BaseException:
+            self._waiting.add(name)
             raise
-        except Exception:  # noqa: BLE001 - whatever our patches do wrong, FastDeploy must still import
-            _log.exception("routing stores: patching %s failed, please report this", name)
 
 
 class _Loader(Loader):

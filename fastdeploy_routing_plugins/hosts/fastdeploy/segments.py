@@ -14,12 +14,15 @@ import fcntl
 import logging
 import mmap
 import os
+import re
 import weakref
 from multiprocessing import util
 
 from ...errors import ArenaError, ArenaRoomError, ConflictError
 
 FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux, not a temporary file
+_NEW = ".new"  # ends the name of what is not finished
+_ATTEMPTS = 100
 _log = logging.getLogger("fastdeploy_routing_plugins.fastdeploy")
 
 
@@ -104,35 +107,57 @@ def _path(name: str) -> str:
 
 def _make(name: str, size: int) -> int:
     """Creates the file, allocated and locked; returns the descriptor that holds the lock."""
-    path = _path(name)
-    temporary = f"{path}.{os.urandom(8).hex()}.new"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Memory that is not there would kill whoever touches it.
-        os.posix_fallocate(fd, 0, max(size, 1))
-        for _ in range(100):
-            try:
-                os.link(temporary, path)
-                break
-            except FileExistsError:
-                _clear_away(name)
-        else:
-            raise ConflictError(f"shared memory {name} comes back as fast as it is removed")
+        _clear_away(name)  # first, for there may be no room for both
+        _clear_unfinished(name)
+        temporary, fd = _begin(name)
+        try:
+            # Memory that is not there would kill whoever touches it.
+            os.posix_fallocate(fd, 0, max(size, 1))
+            _publish(temporary, name)
+        except BaseException:
+            os.unlink(_path(temporary))
+            os.close(fd)
+            raise
+        os.unlink(_path(temporary))
     except OSError as err:
-        os.close(fd)
         if err.errno in (errno.ENOSPC, errno.ENOMEM):
             raise ArenaRoomError(
                 f"there is not enough shared memory for {size} bytes of routing ({FOLDER} is full)",
                 hint="docker run --shm-size=…, or fewer KV cache blocks",
             ) from err
         raise ArenaError(f"shared memory {name} cannot be made: {err.strerror}") from err
-    except BaseException:
-        os.close(fd)
-        raise
-    finally:
-        os.unlink(temporary)
     return fd
+
+
+def _begin(name: str) -> tuple[str, int]:
+    """Creates an empty file under another name, locked; returns that name and the descriptor."""
+    for _ in range(_ATTEMPTS):
+        temporary = f"{name}.{os.urandom(8).hex()}{_NEW}"
+        fd = os.open(_path(temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        # Until it is locked, another engine that starts may take it for a dead one's.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(temporary, fd):
+                return temporary, fd
+        os.close(fd)
+    raise ConflictError(f"what becomes the shared memory {name} is removed as fast as it is made")
+
+
+def _publish(temporary: str, name: str) -> None:
+    """Gives a finished file its name.
+
+    Raises:
+        ConflictError: a living process has the name by now.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            os.link(_path(temporary), _path(name))
+        except FileExistsError:
+            _clear_away(name)
+        else:
+            return
+    raise ConflictError(f"shared memory {name} comes back as fast as it is removed")
 
 
 def _clear_away(name: str) -> None:
@@ -142,19 +167,42 @@ def _clear_away(name: str) -> None:
         ConflictError: its owner lives.
     """
     try:
-        fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        removed = _remove_if_dead(name)
     except FileNotFoundError:
         return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(name, fd):
-            os.unlink(_path(name))
-            _log.warning("removed the shared memory %s, which an engine that is gone left behind", name)
     except BlockingIOError:
         raise ConflictError(
             f"shared memory {name} belongs to an engine that runs",
             hint="two engines on one host need different --engine-worker-queue-port",
         ) from None
+    if removed:
+        _log.warning("removed the shared memory %s, which an engine that is gone left behind", name)
+
+
+def _clear_unfinished(name: str) -> None:
+    """Removes what engines left that died while they made a buffer of this kind, whatever port they had."""
+    kind = re.escape(name.partition(".")[0])
+    unfinished = re.compile(rf"{kind}(\..*)?\.[0-9a-f]{{16}}{re.escape(_NEW)}", re.DOTALL)
+    for entry in filter(unfinished.fullmatch, os.listdir(FOLDER)):
+        with contextlib.suppress(OSError):  # one that runs, or another user's, or gone by now
+            if _remove_if_dead(entry):
+                _log.warning("removed the shared memory %s, which an engine that was killed left behind", entry)
+
+
+def _remove_if_dead(name: str) -> bool:
+    """Removes a file whose owner is gone; returns False if the name leads elsewhere by now.
+
+    Raises:
+        BlockingIOError: its owner lives.
+        OSError: there is none, or it is another user's.
+    """
+    fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(name, fd):
+            return False
+        os.unlink(_path(name))
+        return True
     finally:
         os.close(fd)
 

@@ -6,17 +6,20 @@ an unknown key stops the engine, and ``routing_store_config``, options for the s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError
+from ...config import CommonOptions, describe, option_names
+from ...errors import ConfigError, RoutingError
 from ...resolver import resolve
 from ...resolving.sources import OPTIONS_KEY, STORE_KEY
 from ...resolving.suggest import did_you_mean
 from ...schema import RoutingSchema
+from ...writer.limits import WriterLimits
 from .arrays import refuse_rounded
-from .gate import Shape, fits, report
+from .gate import Arguments, Shape, fits, report, strict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +46,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     OPTIONS_KEY: (dict, str),
 }
 KNOWN_KEYS = frozenset(_TYPES)
-"""Those of the newest FastDeploy, and ours."""
+"""Those of the newest FastDeploy that was looked at, and ours."""
 
 
 def wrong_types(args: Mapping[str, Any]) -> list[str]:
@@ -58,14 +61,29 @@ def wrong_types(args: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def unknown_keys(args: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Returns what is to be said about keys that FastDeploy would drop without a word."""
-    names = sorted({*known, OPTIONS_KEY})
+def unknown_keys(args: Iterable[str], known: Iterable[str], options: Iterable[str] = ()) -> list[str]:
+    """Returns what is to be said about keys that FastDeploy would drop without a word.
+
+    Args:
+        args: The keys that were given.
+        known: Those that there are.
+        options: What the store has options for, which have a place of their own.
+    """
+    names, elsewhere = sorted({*known, OPTIONS_KEY}), frozenset(options)
     return [
-        f"unknown key {key!r}, {did_you_mean(key, names) or 'there are ' + ', '.join(names)}"
+        f"{key!r} is an option of the store: store options go into {OPTIONS_KEY}"
+        if key in elsewhere
+        else f"unknown key {key!r}, {did_you_mean(key, names) or 'there are ' + ', '.join(names)}"
         for key in args
         if key not in names
     ]
+
+
+def store_options(replay: Any) -> tuple[str, ...]:
+    """Returns the names of the options that the store has; of those that every store has, if it cannot be resolved."""
+    with contextlib.suppress(RoutingError):
+        return option_names(type(resolve_store(replay).config))
+    return tuple([info.name for info in describe(CommonOptions)])
 
 
 def config_error(problems: list[str]) -> ConfigError:
@@ -152,18 +170,20 @@ def patch_config(module: ModuleType) -> None:
     config_class = module.RoutingReplayConfig
     config_class.routing_store_config = None  # FastDeploy keeps the keys that its object has
     original, to_json = config_class.__init__, config_class.to_json_string
+    arguments = Arguments(original, ("self", "args"))
 
     @functools.wraps(original)
-    def __init__(self: Any, args: Any) -> None:
-        problems = wrong_types(args) if isinstance(args, dict) else []
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        given = arguments.of(args, kwargs).known[1]
+        problems = wrong_types(given) if isinstance(given, dict) else []
         if problems:
             raise config_error(problems)
-        original(self, args)
+        original(*args, **kwargs)
 
     @functools.wraps(to_json)
-    def to_json_string(self: Any) -> str:
+    def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
         # FastDeploy puts this between single quotes on a command line for a shell.
-        return str(to_json(self)).replace("'", "\\u0027")
+        return str(to_json(self, *args, **kwargs)).replace("'", "\\u0027")
 
     config_class.__init__ = __init__
     config_class.to_json_string = to_json_string
@@ -186,19 +206,28 @@ def patch_args(module: ModuleType) -> None:
 
 def _checked(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
-    def create(self: Any) -> Any:
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = self.routing_replay_config
-        made = original(self)
+        made = original(self, *args, **kwargs)
         if isinstance(given, dict):
-            known = {key for key in (*dir(made), *vars(made)) if not key.startswith("_")}
-            problems = unknown_keys(given, known & _TYPES.keys())
+            known = _keys_of(made)
+            problems = [] if known.issuperset(given) else unknown_keys(given, known, store_options(made))
             if problems:
                 raise config_error(problems)
         if made.enable_routing_replay and made.routing_store_type != RESPONSE:
             resolve_store(made)
+            WriterLimits.load()
+            strict()  # a value that it cannot have stops the engine here as well
         return made
 
     return create
+
+
+def _keys_of(replay: Any) -> set[str]:
+    """Returns the keys that this FastDeploy's configuration takes, with those that only a newer one has."""
+    kind = type(replay)
+    keys = {*dir(kind), *vars(replay)}
+    return {key for key in keys if not key.startswith("_") and not callable(getattr(kind, key, None))}
 
 
 def shown(config: Mapping[str, Any]) -> str:

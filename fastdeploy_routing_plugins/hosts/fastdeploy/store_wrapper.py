@@ -14,7 +14,7 @@ _log = logging.getLogger("fastdeploy_routing_plugins.fastdeploy")
 
 
 class StoreWrapper:
-    """The same methods as FastDeploy's, over a ``Sink``.
+    """The same methods as FastDeploy's, over a ``Sink``; what a newer one passes besides is ignored.
 
     Args:
         fd_config: FastDeploy's whole configuration.
@@ -26,39 +26,46 @@ class StoreWrapper:
         RoutingError: no such store can be used, or the model's ids cannot be had exactly; stops the engine.
     """
 
-    def __init__(self, fd_config: Any) -> None:
+    def __init__(self, fd_config: Any, *_: Any, **__: Any) -> None:
         self.fd_config = fd_config
         schema = schema_of(fd_config)
         check_dtype(fd_config, schema)
         self.sink = Sink(resolve_store(fd_config.routing_replay_config), schema)
         self._started = False
 
-    def start_store_warpper(self) -> None:
+    def start_store_warpper(self, *_: Any, **__: Any) -> None:
         """Opens the store; named as FastDeploy names it."""
         if not self._started:
             self.sink.open()
             self._started = True
 
-    def shutdown(self) -> None:
+    def shutdown(self, *_: Any, **__: Any) -> None:
         """Waits until everything is stored, for a while; harmless when already shut down."""
         if self._started:
             self._started = False
             self.sink.close()
 
-    def submit_put_task(self, routing_indices: Any, rollout_id: str, layer_idx: int | None = None) -> None:
+    def submit_put_task(
+        self, routing_indices: Any, rollout_id: str, layer_idx: int | None = None, *_: Any, **__: Any
+    ) -> None:
         """Hands over a request's routing, or that of one layer; what goes wrong is logged and does not raise."""
         self._check()
         self.sink.put(rollout_id, routing_indices, layer=layer_idx)
 
-    def submit_clear_store_task(self) -> None:
+    def submit_clear_store_task(self, *further: Any, **named: Any) -> None:
         """Deletes what this engine stored, and returns when that has happened; a failure is logged."""
         self._check()
+        if further or named:  # perhaps less than all is meant
+            _log.error("the store was not cleared: what to clear is unknown here: %s", (*further, *named))
+            return
         try:
             self.sink.clear()
         except RoutingError as err:
             _log.error("the store was not cleared: %s", err)
 
-    def submit_clear_prefix_batch_task(self, rollout_id: str, layer_idx: int | None = None) -> None:
+    def submit_clear_prefix_batch_task(
+        self, rollout_id: str, layer_idx: int | None = None, *_: Any, **__: Any
+    ) -> None:
         """Deletes the turn before, once; layers go with it."""
         self._check()
         if not layer_idx:

@@ -36,7 +36,10 @@ class LocalConfig:
     )
     layout: Literal["safetensors", "pdtensor"] = field(
         default="safetensors",
-        metadata={"doc": "`pdtensor`: FastDeploy's own file tree, `ID/ID.pdtensor`, for trainers that read it"},
+        metadata={
+            "doc": "`pdtensor`: FastDeploy's own file tree, for trainers that read it: `ID/ID.pdtensor` with "
+            "`use_fused_put`, else `ID/layer_N.pdtensor`"
+        },
     )
 
     def __post_init__(self) -> None:

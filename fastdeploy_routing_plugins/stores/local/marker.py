@@ -14,6 +14,8 @@ from .folder import Folder, unavailable
 from .publish import TEMPORARY, publish
 
 MARKER = ".fd-routing-store"
+HIDDEN = ".fd-routing"
+"""What a store of the layout ``pdtensor`` has in its folder, which has no marker of its own."""
 FORMAT = "fd-routing-store"
 VERSION = 1
 _LIMIT = 4096
@@ -80,6 +82,11 @@ def _claim(folder: Folder, path: str) -> None:
         _mark(folder)
     # The marker comes before anything else of ours, so one look after the listing settles a race of openers.
     elif not _has_marker(folder, path):
+        if HIDDEN in foreign:
+            raise _config_error(
+                f"{path} is a store of the layout pdtensor, not a routing store's folder of the layout safetensors",
+                'add "layout": "pdtensor" to the options of local',
+            )
         shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise _config_error(
             f"{path} holds files that are not a routing store's: {shown}",

@@ -29,6 +29,7 @@ from . import layout, safefile
 from .backend import LocalBackend
 from .folder import Folder
 from .mapping import read_range
+from .marker import HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ...backend import Buffer, Ranges
     from .config import LocalConfig
 
-HIDDEN = ".fd-routing"
 _SUFFIX = ".pdtensor"
 _FOOTER = struct.Struct(
     "<8sQQIBB2x"

@@ -172,6 +172,25 @@ def configure(state: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
     return {"line": line, "worker": vars(RoutingReplayConfig(json.loads(line)))}
 
 
+def receive(state: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Makes a request of what the server says, hands it to another engine, and there to a worker.
+
+    Returns:
+        What is known of its rollout, in each place.
+    """
+    import pickle
+
+    import fastdeploy.engine.common_engine  # noqa: F401 - where requests come in
+    from fastdeploy.engine.request import Request
+
+    from fastdeploy_routing_plugins.hosts.fastdeploy.requests import split, user_of
+
+    first = Request.from_dict({"prompt_token_ids": [5], "prompt_token_ids_len": 1, **said})
+    second = Request.from_dict(first.to_dict())
+    third = pickle.loads(pickle.dumps(second))
+    return {"rollouts": [split(one.request_id, user_of(one))[0] for one in (first, second, third)]}
+
+
 def reset(state: dict[str, Any]) -> dict[str, Any]:
     """Clears the engine's buffers, as between rounds of training."""
     manager = state["engine"].manager
@@ -202,6 +221,7 @@ COMMANDS = {
         profile,
         import_patched,
         configure,
+        receive,
         load_pdtensor,
         attach,
         look,

@@ -199,6 +199,16 @@ def a_stores_options_may_stand_in_the_configuration(place: Place) -> None:
     engine.end()
 
 
+@scenario()
+def a_uuid_of_the_clients_own_is_told_from_fastdeploys(place: Place) -> None:
+    engine = place.engine()
+    given = {"request_id": request_id("sample"), "metrics": {"arrival_time": time.time()}}
+    own = engine.do("receive", said=given)["rollouts"]
+    assert own == ["sample-d9f16c5c-65f6-4815-b44d-14e2c581907c"] * 3, own
+    appended = engine.do("receive", said={**given, "user": "sample"})["rollouts"]
+    assert appended == ["sample"] * 3, appended
+
+
 @scenario("e")
 def response_stays_fastdeploys_word_for_no_store(place: Place) -> None:
     engine = place.started(place.settings("response"))

@@ -188,5 +188,6 @@ def test_opening_the_tree_without_the_option_says_what_is_wrong(tmp_path: Path) 
     with opened(tmp_path) as store:
         store.put("r", routing())
     config = {"routing_store_type": "local", "routing_store_config": {"store_dir": str(tmp_path)}}
-    with pytest.raises(RoutingError, match="not a routing store's"), open_store(config):
+    with pytest.raises(RoutingError, match="is a store of the layout pdtensor") as caught, open_store(config):
         pass
+    assert caught.value.hint == 'add "layout": "pdtensor" to the options of local'

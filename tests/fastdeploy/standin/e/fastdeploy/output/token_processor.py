@@ -1,12 +1,14 @@
 import logging
 
+from fastdeploy.engine.request import Request
+
 
 class TokenProcessor:
     def __init__(self, cfg):
         self.cfg = cfg
         self.routing_cache_manager = None
 
-    def _finalize_routing(self, task_id, task, result, is_prefill=False):
+    def _finalize_routing(self, task_id, task: Request, result, is_prefill=False):
         if not self.cfg.routing_replay_config.enable_routing_replay or result is None:
             return
         try:

@@ -1,0 +1,3 @@
+from fastdeploy.served import Request, RequestMetrics
+
+__all__ = ["Request", "RequestMetrics"]

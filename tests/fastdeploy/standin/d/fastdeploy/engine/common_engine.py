@@ -1,0 +1,3 @@
+from fastdeploy.output.token_processor import TokenProcessor
+
+__all__ = ["TokenProcessor"]
