@@ -13,34 +13,30 @@ from fastdeploy_routing_plugins.stores.local.config import LocalConfig
 from fastdeploy_routing_plugins.stores.local.plugin import fd_routing_store
 from fastdeploy_routing_plugins.stores.noop.plugin import fd_routing_store as noop_store
 
-_MEASURE = """
-import sys, time, pluggy
-start = time.perf_counter()
+_LOADED = """
+import sys, pluggy
+before = set(sys.modules)
 import fastdeploy_routing_plugins.stores.{store}.plugin
-print(time.perf_counter() - start)
-print(*sorted(sys.modules))
+print(*sorted(set(sys.modules) - before))
 """
 
 
-def fresh(store: str) -> tuple[float, set[str]]:
-    """Seconds that the plugin's import takes beyond pluggy's, and what is loaded afterwards."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE.format(store=store)], capture_output=True, text=True, check=True
-    )
-    seconds, modules = done.stdout.splitlines()
-    return float(seconds), set(modules.split())
+def fresh(store: str) -> set[str]:
+    """What the plugin's import loads beyond pluggy."""
+    code = _LOADED.format(store=store)
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.parametrize("store", ["local", "noop"])
-def test_the_plugin_imports_in_less_than_20_ms(store: str) -> None:
-    assert min(fresh(store)[0] for _ in range(9)) < 0.020  # what else runs on the machine only adds
+def test_the_plugin_loads_a_handful_of_modules(store: str) -> None:
+    assert len(fresh(store)) <= 12  # some ms; benchmarks/start_up.py measures it
 
 
 @pytest.mark.parametrize("store", ["local", "noop"])
 def test_the_plugin_loads_no_backend_and_nothing_heavy(store: str) -> None:
     own = f"fastdeploy_routing_plugins.stores.{store}."
     heavy = {own + "backend", own + "config", "numpy", "msgspec", "xxhash", "asyncio", "inotify_simple", "paddle"}
-    assert not heavy & fresh(store)[1]
+    assert not heavy & fresh(store)
 
 
 def test_the_factory_makes_the_backend_of_its_config() -> None:
