@@ -10,8 +10,9 @@ Both count token first, ``[rows, layers, top_k]``. n tokens have n-1 rows: the l
 * vLLM 0.21 (docs/training/routed_experts_replay.md): int16, MoE layers only, the prompt's rows apart in
   ``RequestOutput.prompt_routed_experts``, and -1 for tokens that came from the prefix cache.
 
-A row of -1 is no routing. Only runs of real rows are submitted, each under the tokens that it is of. What is missing
-is an absent part, which ``get`` names, and which another turn or another engine may still submit.
+``fastdeploy_routing_plugins.convert`` knows these forms and counts the rows. A row of -1 is no routing: only runs of
+real rows are submitted, each under the tokens that it is of. What is missing is an absent part, which ``get`` names,
+and which another turn or another engine may still submit.
 """
 
 from __future__ import annotations
@@ -20,66 +21,43 @@ import argparse
 import base64
 import io
 import tempfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 
 from fastdeploy_routing_plugins import RoutingSchema, open_store, open_writer
+from fastdeploy_routing_plugins.convert import sglang, vllm
 from fastdeploy_routing_plugins.errors import IncompleteError
 
 HIDDEN_LAYERS = 12
 SCHEMA = RoutingSchema(num_experts=64, top_k=4, layer_ids=range(1, HIDDEN_LAYERS))  # layer 0 is dense
 
 
-def submit_sglang(writer, rollout_id, output, num_hidden_layers, *, start=0, **how):
+def submit_sglang(writer, rollout_id, output, num_hidden_layers, *, start=0, more=False):
     """Submits an answer of ``/generate``; ``start`` is the request's ``routed_experts_start_len``."""
-    meta = output["meta_info"]
-    num_tokens = meta["prompt_tokens"] + meta["completion_tokens"]
-    submit(writer, rollout_id, meta["routed_experts"], num_tokens, num_hidden_layers, start=start, **how)
+    for choice, rows in sglang.read(output, writer.schema, num_hidden_layers=num_hidden_layers, start=start):
+        submit(writer, rollout_id, rows, choice=choice, more=more)
 
 
-def submit_vllm(writer, rollout_id, request, num_hidden_layers, *, start=0, **how):
+def submit_vllm(writer, rollout_id, request, num_hidden_layers, *, start=0, more=False):
     """Submits a ``RequestOutput`` with all its choices; ``start`` is ``routed_experts_prompt_start``."""
-    prompt = getattr(request, "prompt_routed_experts", None)
+    how = {"num_hidden_layers": num_hidden_layers, "prompt": getattr(request, "prompt_routed_experts", None)}
     for output in request.outputs:
-        rows = output.routed_experts if prompt is None else np.concatenate([prompt, output.routed_experts])
         num_tokens = len(request.prompt_token_ids) + len(output.token_ids)
-        submit(writer, rollout_id, rows, num_tokens, num_hidden_layers, start=start, choice=output.index, **how)
+        rows = vllm.rows(output.routed_experts, writer.schema, start=start, num_tokens=num_tokens, **how)
+        submit(writer, rollout_id, rows, choice=output.index, more=more)
 
 
-def submit(writer, rollout_id, routed_experts, num_tokens, num_hidden_layers, *, start=0, **how):
-    """Submits the known rows of a sequence of ``num_tokens`` tokens; the first row is of token ``start``."""
-    total = num_tokens - 1
-    rows = decode(routed_experts, writer.schema, num_hidden_layers)[: total - start]  # one more may be there, or less
-    runs = known(rows)
-    for first, last in runs:
-        tokens = start + first, start + last
-        writer.submit(rollout_id, rows[first:last], layout="token_first", tokens=tokens, total_tokens=total, **how)
-    if not runs:
-        writer.seal(rollout_id, total, **how)  # so that readers learn what they wait for
-
-
-def decode(routed_experts, schema, num_hidden_layers):
-    """Returns ``[rows, MoE layers, top_k]`` from an array, lists, or base64 of flat int32 or of an .npy file."""
-    if isinstance(routed_experts, str):
-        raw = base64.b64decode(routed_experts, validate=True)
-        if raw.startswith(b"\x93NUMPY"):
-            routed_experts = np.load(io.BytesIO(raw), allow_pickle=False)
-        else:
-            routed_experts = np.frombuffer(raw, "<i4").reshape(-1, num_hidden_layers, schema.top_k)
-    rows = np.asarray(routed_experts)
-    if rows.shape[1] != num_hidden_layers:
-        return rows  # MoE layers only, which submit checks
-    first, last = schema.layer_ids[0], schema.layer_ids[-1] + 1
-    together = last - first == schema.num_layers  # a slice copies nothing
-    return rows[:, first:last] if together else rows[:, list(schema.layer_ids)]
-
-
-def known(rows):
-    """Returns ``(start, stop)`` of each run of rows without a negative id."""
-    real = (rows >= 0).all(axis=(1, 2))
-    edges = np.flatnonzero(np.diff(real, prepend=False, append=False)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
+def submit(writer, rollout_id, rows, *, choice=0, more=False):
+    """Submits the known rows of a sequence; with ``more``, another turn says how many tokens there are in all."""
+    if more:
+        rows = replace(rows, total_tokens=None)
+    parts = rows.parts()
+    for part in parts:
+        writer.submit(rollout_id, part.rows, choice=choice, **part.place)
+    if not parts and not more:
+        writer.seal(rollout_id, rows.total_tokens, choice=choice)  # so that readers learn what they wait for
 
 
 # --- made-up engines ----------------------------------------------------------------------------------------------
@@ -117,7 +95,7 @@ def hand_over(writer):
     """Submits made-up outputs; returns what must be readable: id, choice, first known token, rows of all tokens."""
     turn1, turn2 = routing(41, seed=1)[:30], routing(41, seed=1)  # the second turn continues the first
     submit_sglang(writer, "sglang:0:0:0", sglang_output(turn1, 20), HIDDEN_LAYERS)
-    submit(writer, "sglang:0:1:0", turn1, len(turn2) + 1, HIDDEN_LAYERS)
+    submit_sglang(writer, "sglang:0:1:0", sglang_output(turn1, 20), HIDDEN_LAYERS, more=True)
     submit_sglang(writer, "sglang:0:1:0", sglang_output(turn2, 35, start=30), HIDDEN_LAYERS, start=30)
 
     one, two = routing(50, seed=2), routing(64, seed=3)  # two answers to one prompt of 24 tokens

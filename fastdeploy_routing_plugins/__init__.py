@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from .discovery import Candidate, discover
     from .keys import RolloutId, RoutingKey
     from .names import Part
-    from .opening import open_store, open_store_async, open_writer
+    from .opening import open_reader, open_store, open_store_async, open_writer
+    from .reader.batch import RoutingBatch
+    from .reader.ranges import ParallelLayout, RankLayout
+    from .reader.routing_reader import RoutingReader
+    from .reader.share import RoutingShare
+    from .reader.staleness import Freshness
+    from .reader.turns import Trajectory
     from .record import RoutingRecord, WeightSpan
     from .resolver import ResolvedStore, resolve
     from .schema import RoutingSchema
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from .writer.tickets import FlushReport, WriteFailure
 
 _WHERE = {
+    "open_reader": "opening",
     "open_store": "opening",
     "open_store_async": "opening",
     "open_writer": "opening",
@@ -33,6 +40,13 @@ _WHERE = {
     "WriterStats": "writer.stats",
     "WriteFailure": "writer.tickets",
     "FlushReport": "writer.tickets",
+    "RoutingReader": "reader.routing_reader",
+    "RoutingBatch": "reader.batch",
+    "RoutingShare": "reader.share",
+    "ParallelLayout": "reader.ranges",
+    "RankLayout": "reader.ranges",
+    "Freshness": "reader.staleness",
+    "Trajectory": "reader.turns",
     "RoutingStore": "store",
     "SyncStore": "store.sync",
     "RoutingSchema": "schema",
@@ -52,22 +66,30 @@ _WHERE = {
 __all__ = [
     "Candidate",
     "FlushReport",
+    "Freshness",
+    "ParallelLayout",
     "Part",
+    "RankLayout",
     "ResolvedStore",
     "RolloutId",
     "RolloutStatus",
+    "RoutingBatch",
     "RoutingKey",
+    "RoutingReader",
     "RoutingRecord",
     "RoutingSchema",
+    "RoutingShare",
     "RoutingStore",
     "RoutingWriter",
     "SyncStore",
+    "Trajectory",
     "WeightSpan",
     "WriteFailure",
     "WriterLimits",
     "WriterStats",
     "describe",
     "discover",
+    "open_reader",
     "open_store",
     "open_store_async",
     "open_writer",

@@ -123,7 +123,8 @@ def check_range(array: npt.NDArray[Any], schema: RoutingSchema) -> None:
     high = int(array.max()) if limits.max >= schema.num_experts else 0
     if low >= 0 and high < schema.num_experts:
         return
-    layer, token, slot = (int(i) for i in np.argwhere((array < 0) | (array > schema.num_experts - 1))[0])
+    bad = (array < 0) | (array > schema.num_experts - 1)
+    layer, token, slot = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
     value = int(array[layer, token, slot])
     raise InvalidRecordError(
         f"id {value} at layer position {layer}, token {token}, slot {slot} is not in 0..{schema.num_experts - 1}",
@@ -136,7 +137,9 @@ def _why_out_of_range(array: npt.NDArray[Any], value: int, schema: RoutingSchema
         return "negative ids mark padding in some engines; put only the rows that exist"
     if array.dtype.itemsize == 2:
         floats = (array.astype(np.uint32) << 16).view(np.float32)
-        if np.all(floats == np.floor(floats)) and 0 <= floats.min() <= floats.max() < schema.num_experts:
+        with np.errstate(invalid="ignore"):  # integers may be the patterns of anything
+            whole = np.all(floats == np.floor(floats)) and 0 <= floats.min() <= floats.max() < schema.num_experts
+        if whole:
             return 'the values are bfloat16 bit patterns: Paddle\'s dtype "uint16" is bfloat16; use int32 for ids'
     return "ids must be logical expert ids; physical ids of an expert balancer go further"
 

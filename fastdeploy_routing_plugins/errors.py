@@ -126,6 +126,12 @@ class SchemaMismatchError(RoutingError, ValueError):
     code = "schema_mismatch"
 
 
+class LengthMismatchError(SchemaMismatchError):
+    """Stored routing has another number of tokens than the reader states. Facts: ``stored``, ``expected``."""
+
+    code = "length_mismatch"
+
+
 # --- outcomes of store operations ---------------------------------------------------------------------------------
 
 
@@ -199,6 +205,12 @@ class SupersededError(StoreError):
     """A higher attempt of this rollout exists. Fact: ``attempt``."""
 
     code = "superseded"
+
+
+class StaleError(StoreError):
+    """The routing is there, but older weights made it than the reader accepts. Facts: ``key``, ``spans``."""
+
+    code = "stale"
 
 
 class CorruptDataError(StoreError):

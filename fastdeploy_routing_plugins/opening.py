@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .reader.handle import PREFETCH_BYTES, PREFETCH_RECORDS
+from .reader.routing_reader import RoutingReader
 from .resolver import ResolvedStore, resolve
 from .store.bridge import as_async
 from .store.routing_store import RoutingStore
@@ -14,6 +16,7 @@ from .writer.routing_writer import RoutingWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .reader.ranges import RankLayout
     from .schema import RoutingSchema
     from .writer.tickets import WriteFailure
 
@@ -83,6 +86,40 @@ def open_writer(
     """
     loaded = limits if isinstance(limits, WriterLimits) else WriterLimits.load(limits)
     return RoutingWriter(_resolved(config), schema, loaded, on_failure=on_failure)
+
+
+def open_reader(
+    config: Config = None,
+    *,
+    schema: RoutingSchema,
+    layout: RankLayout | None = None,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    prefetch_records: int = PREFETCH_RECORDS,
+) -> RoutingReader:
+    """Opens the trainer's side of the store that a configuration names.
+
+    Args:
+        config: As for ``open_store``.
+        schema: The model's schema: reads of other routing raise ``SchemaMismatchError``.
+        layout: What this rank of a parallel job needs, ``ParallelLayout(...).rank(rank)``; None: everything.
+        prefetch_bytes: How many bytes of routing ``prefetch`` holds at most.
+        prefetch_records: How many rollouts ``prefetch`` waits for, reads and holds at most.
+
+    Returns:
+        An open reader, also a context manager::
+
+            with open_reader(config, schema=schema) as reader:
+                batch = reader.get_batch(["data:0:0:0", "data:1:0:0"], timeout=60)
+
+    Raises:
+        ResolveError: No such store can be used; the subclass and the message say why and what to do.
+        StoreUnavailableError: The store does not open now.
+    """
+    resolved = _resolved(config)
+    reader = RoutingReader(
+        resolved, schema, layout, prefetch_bytes=prefetch_bytes, prefetch_records=prefetch_records
+    )  # fmt: skip
+    return reader.open()
 
 
 def _resolved(config: Config) -> ResolvedStore:

@@ -105,15 +105,32 @@ class RoutingSchema:
         """Checks that this, stored, schema is the one the reader expects.
 
         Raises:
-            SchemaMismatchError: it is not; the message shows both.
+            SchemaMismatchError: it is not; the message shows both, and where they differ.
         """
         if self != expected:
             raise SchemaMismatchError(
-                f"stored routing has {self}; the reader expects {expected}",
+                f"stored routing has {self}; the reader expects {expected}: {_difference(self, expected)}",
                 hint="engine and trainer must agree on experts, top_k and the list of MoE layers",
                 stored=self,
                 expected=expected,
             )
+
+
+def _difference(stored: RoutingSchema, expected: RoutingSchema) -> str:
+    """Says in which numbers two schemas differ, and where their layers part."""
+    said = [
+        f"{what} is {getattr(stored, name)}, not {getattr(expected, name)}"
+        for name, what in (("num_experts", "the number of experts"), ("top_k", "top_k"))
+        if getattr(stored, name) != getattr(expected, name)
+    ]
+    if stored.layer_ids != expected.layer_ids:
+        if stored.num_layers != expected.num_layers:
+            said.append(f"{stored.num_layers} MoE layers, not {expected.num_layers}")
+        pairs = itertools.zip_longest(stored.layer_ids, expected.layer_ids)
+        at, (mine, other) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        told = "nothing" if mine is None else f"layer {mine}"
+        said.append(f"at position {at} there is {told}, not {'nothing' if other is None else f'layer {other}'}")
+    return "; ".join(said)
 
 
 @lru_cache(maxsize=64)

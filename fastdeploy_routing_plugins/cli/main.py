@@ -44,6 +44,7 @@ _COMMANDS = {
     "ls": "List the rollouts in a store.",
     "stat": "Describe one rollout: shape, coverage, expert use, digests.",
     "get": "Save a rollout's routing as .npy or .safetensors.",
+    "convert": "Take routing over from SGLang, vLLM, FastDeploy or p2pstore.",
     "verify": "Read rollouts and check every byte.",
     "rm": "Delete rollouts.",
     "clean": "Store what dead engines left in shared memory, and remove it.",

@@ -228,6 +228,11 @@ class Objects:
             raise self.broken("_delete", f"says that it deleted {count} of {len(names)} objects")
         return count
 
+    async def release(self, names: Sequence[str]) -> None:
+        """See ``Backend._release``; does nothing where the backend retains nothing."""
+        if names and Capability.RETAIN in self.has:
+            await self._call(self._backend._release, names)
+
     async def clear(self, prefix: str) -> int:
         """Deletes everything under a prefix; returns how many objects that were."""
         return self._count("_clear", await self._call(self._backend._clear, prefix))

@@ -95,6 +95,16 @@ class SyncStore:
             self._run = run_inline  # without its loop every verb ends at once, in StoreClosedError
             self._loop.stop()
 
+    def run(self, job: Callable[[RoutingStore], Coroutine[Any, Any, T]]) -> T:
+        """Runs a coroutine over the asynchronous form of this store. It must await nothing but the store's verbs."""
+        result: T = self._run(job(self._store))
+        return result
+
+    @property
+    def loop(self) -> LoopThread | None:
+        """Where the coroutines of an asynchronous backend run; a blocking one has none, but the caller's thread."""
+        return self._loop
+
     def flush(self) -> None:
         """See ``RoutingStore.flush``."""
         self._run(self._store.flush())

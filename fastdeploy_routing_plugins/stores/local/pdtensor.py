@@ -171,6 +171,11 @@ def _saved(array: Any) -> bytes:
     return file.getvalue()
 
 
+def is_footer(tail: bytes) -> bool:
+    """Whether the bytes behind a file's pickle are what this package writes there."""
+    return len(tail) >= _FOOTER.size and tail.startswith(_MAGIC, len(tail) - _FOOTER.size)
+
+
 def _footer(fd: int, size: int) -> _Footer:
     """Reads what stands at the end of a file.
 
