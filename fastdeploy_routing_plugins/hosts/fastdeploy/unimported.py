@@ -8,6 +8,7 @@ from outside FastDeploy cannot be seen, and counts as fitting.
 from __future__ import annotations
 
 import ast
+import inspect
 import warnings
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGE = "fastdeploy"
-_KEPT_DECORATORS = ("staticmethod", "classmethod", "property")  # others are taken to keep the parameters
+# Others are taken to keep the parameters.
+_KEPT_DECORATORS: dict[str, Any] = {"staticmethod": staticmethod, "classmethod": classmethod, "property": property}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -202,22 +204,39 @@ def _value(node: ast.stmt) -> Any:
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
-    """Returns a function that has the parameters of another and does nothing. Only this package's code is executed."""
-    arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    for argument in filter(None, every):
-        argument.annotation = None
-    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
-    arguments.kw_defaults = [None if default is None else ast.Constant(None) for default in arguments.kw_defaults]
-    node.body, node.returns = [ast.Pass()], None
-    kept = [each for each in node.decorator_list if isinstance(each, ast.Name) and each.id in _KEPT_DECORATORS]
-    node.decorator_list = list(kept)
-    if hasattr(node, "type_params"):
-        node.type_params = []
-    made: dict[str, Any] = {}
-    module = ast.fix_missing_locations(ast.Module([node], []))
-    exec(compile(module, "<rebuilt>", "exec"), made)  # noqa: S102 - an empty function
-    return made[node.name]
+    """Returns a function that shows the parameters of another and does nothing."""
+
+    def plain(*args: Any, **kwargs: Any) -> None: ...
+
+    async def coroutine(*args: Any, **kwargs: Any) -> None: ...
+
+    made: Any = coroutine if isinstance(node, ast.AsyncFunctionDef) else plain
+    made.__name__ = node.name
+    made.__signature__ = inspect.Signature(_parameters(node.args))
+    for decorator in reversed(node.decorator_list):
+        if isinstance(decorator, ast.Name) and decorator.id in _KEPT_DECORATORS:
+            made = _KEPT_DECORATORS[decorator.id](made)
+    return made
+
+
+def _parameters(arguments: ast.arguments) -> list[inspect.Parameter]:
+    """Returns parameters without annotations; every default is None."""
+    kinds = inspect.Parameter
+    listed: list[tuple[str, Any]] = [(each.arg, kinds.POSITIONAL_ONLY) for each in arguments.posonlyargs]
+    listed += [(each.arg, kinds.POSITIONAL_OR_KEYWORD) for each in arguments.args]
+    first_default = len(listed) - len(arguments.defaults)
+    found = [
+        inspect.Parameter(name, kind, default=None if index >= first_default else kinds.empty)
+        for index, (name, kind) in enumerate(listed)
+    ]
+    if arguments.vararg is not None:
+        found.append(inspect.Parameter(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        value = kinds.empty if default is None else None
+        found.append(inspect.Parameter(each.arg, kinds.KEYWORD_ONLY, default=value))
+    if arguments.kwarg is not None:
+        found.append(inspect.Parameter(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return found
 
 
 def _source_of(module: str, node: ast.ImportFrom) -> str:
