@@ -126,14 +126,16 @@ class Model:
         trajectory, turn, segment = key.rsplit(":", 2)
         if not self._only_last_turn:
             return
-        if self._is_complete(f"{trajectory}:{int(turn) + 1}:{segment}"):
+        before, after = (f"{trajectory}:{int(turn) + step}:{segment}" for step in (-1, 1))
+        if self._is_followed(key, by=after):
             self.delete(key)
-        elif self._is_complete(key):
-            self.delete(f"{trajectory}:{int(turn) - 1}:{segment}")
+        elif self._is_followed(before, by=key):
+            self.delete(before)
 
-    def _is_complete(self, key: str) -> bool:
-        attempts = self.rollouts.get(key)
-        return bool(attempts) and attempts[max(attempts)].state == "complete"
+    def _is_followed(self, key: str, *, by: str) -> bool:
+        """Whether the next turn is complete, and not one of a run before this turn's."""
+        attempts, later = self.rollouts.get(key, {}), self.rollouts.get(by, {})
+        return max(later, default=-1) >= max(attempts, default=0) and later[max(later)].state == "complete"
 
     def seen(self) -> dict[str, Any]:
         """Returns what ``list`` and ``get`` must show: state, attempts, and the content of what is complete."""
