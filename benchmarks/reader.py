@@ -4,8 +4,8 @@ Every candidate reads the same canonical bytes, uint8 ``[48 layers, tokens, top-
 Candidates take turns within each round, in an order that rotates, and medians count. Everything is compared with the
 original outside the clock.
 
-* ``stages``: a rank of a pipeline of eight stages reads its layers of a 30 MiB rollout. Gates: it moves at most its
-  share of the bytes + 2 %, and takes at most its share of the time for everything + 300 us.
+* ``stages``: a rank of a pipeline of eight stages reads its layers of a 30 MiB rollout. Gate: it moves at most its
+  share of the bytes + 2 %. Expected: it takes at most its share of the time for everything + 300 us.
 * ``batch``: 64 rollouts of 64 KiB at once, beside a loop of single reads and beside what any checked read must do.
 * ``turns``: a trajectory of 200 turns and 100,000 tokens that was appended turn by turn. Gates: it takes at most 1.1 x
   the bytes of the final array, and reading its last turn at most 1.5 x (one copying read of the same from one piece,

@@ -17,7 +17,7 @@ from ..errors import (
     RoutingError,
     StoreError,
 )
-from . import asking
+from . import asking, bulk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,12 +62,30 @@ async def settle_all(
     prefetched: Prefetcher,
     asks: Sequence[Ask],
     clock: Clock,
+    lanes: int,
     done: Callable[[int, Reading | RoutingError], None],
 ) -> None:
     """Settles asks; tells ``done`` of each as it is settled, with its index.
 
     What ``done`` raises ends everything and is raised here.
+
+    Args:
+        store: Where to read.
+        prefetched: What was read already.
+        asks: What to read.
+        clock: When waiting ends.
+        lanes: See ``bulk.read_what_is_there``.
+        done: Told the index and what became of it.
     """
+    settled: set[int] = set()
+
+    def read(index: int, result: Reading) -> None:
+        settled.add(index)
+        done(index, result)
+
+    several = [(index, ask) for index, ask in enumerate(asks) if ask not in prefetched]
+    if len(several) > 1:
+        await bulk.read_what_is_there(store, several, lanes, read)
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(index: int, ask: Ask) -> None:
@@ -77,7 +95,7 @@ async def settle_all(
             result = err
         done(index, result)
 
-    tasks = [asyncio.ensure_future(one(index, ask)) for index, ask in enumerate(asks)]
+    tasks = [asyncio.ensure_future(one(index, ask)) for index, ask in enumerate(asks) if index not in settled]
     try:
         if tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -99,7 +117,7 @@ async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 async def all_of(
-    store: RoutingStore, prefetched: Prefetcher, asks: Sequence[Ask], clock: Clock, *, mask: bool
+    store: RoutingStore, prefetched: Prefetcher, asks: Sequence[Ask], clock: Clock, lanes: int, *, mask: bool
 ) -> list[Reading | StoreError]:
     """Returns what became of each ask, in their order.
 
@@ -108,6 +126,7 @@ async def all_of(
         prefetched: What was read already.
         asks: What to read.
         clock: When waiting ends.
+        lanes: See ``bulk.read_what_is_there``.
         mask: Whether an error that is about one rollout stands in its place. Otherwise the first one that waiting
             cannot cure is raised at once; absences, when the time is over, together.
     """
@@ -120,7 +139,7 @@ async def all_of(
                 raise result.with_facts(failed={index: result})
         results[index] = result
 
-    await settle_all(store, prefetched, asks, clock, done)
+    await settle_all(store, prefetched, asks, clock, lanes, done)
     if not mask:
         raise_together({index: result for index, result in results.items() if isinstance(result, StoreError)}, asks)
     return [results[index] for index in range(len(asks))]

@@ -33,11 +33,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """An event loop in a thread, and what runs in it."""
+    """An event loop in a thread, and what runs in it.
+
+    Attributes:
+        loop: The loop.
+        store: The store, open in the loop.
+        prefetched: What was read ahead.
+        lanes: How many fetches the store makes at the same time, if each of them moves one object after the other.
+    """
 
     loop: LoopThread
     store: RoutingStore
     prefetched: Prefetcher
+    lanes: int = 1
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # a loop alone does not keep its tasks
 
     def run(self, job: Callable[[RoutingStore, Prefetcher], Coroutine[Any, Any, T]]) -> T:
@@ -60,7 +68,7 @@ class Concurrent:
 
         async def settle() -> None:
             try:
-                await gathering.settle_all(self.store, self.prefetched, asks, clock, done)
+                await gathering.settle_all(self.store, self.prefetched, asks, clock, self.lanes, done)
             except asyncio.CancelledError:
                 done(-1, StoreClosedError("the reader was closed during the iteration"))
                 raise
@@ -71,13 +79,10 @@ class Concurrent:
             task.add_done_callback(self._tasks.discard)
             return task
 
-        async def cancel() -> None:
-            task.cancel()
-
         def end() -> None:
             if not task.done():
                 with contextlib.suppress(StoreClosedError):
-                    self.loop.run(cancel())
+                    self.loop.run(gathering.ended([task]))
 
         task = self.loop.run(start())
         return end
@@ -129,14 +134,15 @@ class Opened:
 
             return Concurrent(self.store.loop, *self.store.run(same))
         resolved = self.store.resolved
-        store = RoutingStore(resolved, as_async(resolved.create_backend()), self._schema)
+        backend = resolved.create_backend()
+        store = RoutingStore(resolved, as_async(backend), self._schema)
         loop = LoopThread()
         try:
             loop.run(store.open())
         except BaseException:
             loop.stop()
             raise
-        return Concurrent(loop, store, Prefetcher(store, *self._bounds))
+        return Concurrent(loop, store, Prefetcher(store, *self._bounds), getattr(backend, "threads", 1))
 
     def close(self, timeout: float) -> None:
         """Ends what is under way and closes the store; harmless when already closed.

@@ -231,9 +231,12 @@ class RoutingReader(ReaderHandle):
         asks = terms.asks(keys)
         once = {(ask.what, ask.recorded): ask for ask in asks}
         clock = Clock(timeout)
-        found = self._own().concurrent().run(
-            lambda store, prefetched: gathering.all_of(store, prefetched, list(once.values()), clock, mask=mask)
-        )  # fmt: skip
+        concurrent = self._own().concurrent()
+        found = concurrent.run(
+            lambda store, prefetched: gathering.all_of(
+                store, prefetched, list(once.values()), clock, concurrent.lanes, mask=mask
+            )
+        )
         by_what = dict(zip(once, found, strict=True))
         items = [by_what[ask.what, ask.recorded] for ask in asks]
         return terms.batch(items, keys, side, fill, fresh if mask else None)

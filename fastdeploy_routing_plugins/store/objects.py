@@ -127,6 +127,15 @@ class Objects:
         """Returns the names under a prefix, sorted."""
         return self._checked_names(prefix, await self._call(self._backend._list, prefix))
 
+    async def names_of(self, prefixes: Sequence[str]) -> list[list[str]]:
+        """Returns the names under each of several prefixes, listed at the same time."""
+
+        async def listed() -> list[list[str]]:
+            return list(await asyncio.gather(*[self._backend._list(prefix) for prefix in prefixes]))
+
+        found = await self._call(listed)
+        return [self._checked_names(prefix, names) for prefix, names in zip(prefixes, found, strict=True)]
+
     async def changed(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         """Returns the names under a prefix as soon as they differ, or at the deadline (``time.monotonic()``)."""
         while True:

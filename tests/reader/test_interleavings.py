@@ -260,7 +260,18 @@ class Sides:
 
     def look(self, chance: random.Random) -> list[str]:
         """Compares everything that a reader can see; returns where it differs."""
-        return [wrong for key in IDS for wrong in self._look(key, chance)]
+        return [*self._batch(), *[wrong for key in IDS for wrong in self._look(key, chance)]]
+
+    def _batch(self) -> Iterator[str]:
+        batch = self.reader.get_batch(IDS, on_missing="mask")
+        for index, key in enumerate(IDS):
+            last = self.model.last(key)
+            expected = last[1].read(None) if last else "absent"
+            real: Any = batch.routing[index][:, batch.mask[index]].tolist()
+            if index in batch.missing:
+                real = KINDS[type(batch.missing[index])]
+            if real != expected:
+                yield f"{key} in a batch: {real}, not {expected}"
 
     def _look(self, key: str, chance: random.Random) -> Iterator[str]:
         last = self.model.last(key)

@@ -24,6 +24,8 @@ from fastdeploy_routing_plugins import (
     open_reader,
 )
 from fastdeploy_routing_plugins import errors as e
+from fastdeploy_routing_plugins.backend import Blob
+from fastdeploy_routing_plugins.reader import bulk
 from fastdeploy_routing_plugins.spec import Capability
 
 from ..store.memory import FULL, AsyncMemory, BlockingMemory
@@ -360,6 +362,91 @@ def test_more_ids_than_are_read_at_once_come_back(empty: Place) -> None:
         assert reader.get_batch(ids).lengths.tolist() == [1 + number % 7 for number in range(100)]
 
 
+class Counting(AsyncMemory):
+    """A backend that counts its calls."""
+
+    calls: list[str] = []  # noqa: RUF012 - of all handles
+
+    async def _get(self, name: str, ranges: Any = None) -> Blob:
+        self.calls.append("get")
+        return await super()._get(name, ranges)
+
+    async def _get_many(self, requests: Any) -> list[Blob | e.AbsentError]:
+        self.calls.append(f"get {len(requests)}")
+        return [await AsyncMemory._get(self, request.name, request.ranges) for request in requests]
+
+
+STAGE, HALF = ParallelLayout(2, pp=2, stages=[7, 4]).rank(1), ParallelLayout(2, cp=2).rank(0)
+
+
+@pytest.mark.parametrize(("layout", "gets"), [(None, 64), (STAGE, 64), (HALF, 128)])
+def test_a_batch_that_is_there_is_one_call_of_the_backend(
+    monkeypatch: pytest.MonkeyPatch, layout: Any, gets: int
+) -> None:
+    monkeypatch.setattr(Counting, "calls", [])
+    place = memory(Counting)
+    ids = [f"one:{number}" for number in range(64)]
+    with place.store() as store, place.reader(layout) as reader:
+        for key in ids:
+            store.put(key, routing(16))
+        Counting.calls.clear()
+        reader.get_batch(ids)
+    assert Counting.calls == [f"get {gets}"]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("_LISTED", 3), ("_AT_ONCE", 200), ("_FETCHES", 1)])
+def test_a_batch_in_small_portions_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, reader: RoutingReader, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(bulk, name, limit)
+    assert same(reader.get_batch(IDS * 3), IDS * 3)
+
+
+def test_an_older_attempt_than_asked_for_is_not_batched(empty: Place) -> None:
+    with empty.store() as store, empty.reader() as reader:
+        store.put("a", routing(), attempt=1)
+        store.put("b", routing(), attempt=2)
+        assert list(reader.get_batch(["a", "b"], on_missing="mask", min_attempt=2).missing) == [0]
+
+
+def test_routing_of_another_schema_is_not_yielded(empty: Place) -> None:
+    other = RoutingSchema(199, 2, SCHEMA.layer_ids)
+    with empty.store(other) as store:
+        for key in ("a", "b"):
+            store.put(key, routing(schema=other))
+    with empty.reader() as reader, pytest.raises(e.SchemaMismatchError, match="199, not 200"):
+        list(reader.as_completed(["a", "b"]))
+
+
+def test_a_rollout_that_goes_between_listing_and_reading_is_missing() -> None:
+    place = memory(AsyncMemory)
+
+    def vanish(verb: str, name: str) -> None:
+        place.shelf.pop(name, None) if verb == "get" and "/b/" in name else None
+
+    with place.store() as store, place.reader() as reader:
+        for key in ("a", "b"):
+            store.put(key, routing())
+        place.shelf.before = vanish
+        assert list(reader.get_batch(["a", "b"], on_missing="mask").missing) == [1]
+
+
+def test_a_rollout_that_comes_again_meanwhile_is_read() -> None:
+    place = memory(AsyncMemory)
+    gone: dict[str, Any] = {}
+
+    def vanish(verb: str, name: str) -> None:
+        if verb == "get" and "/b/" in name and not gone:
+            gone[name] = place.shelf.pop(name)
+            threading.Timer(0.1, lambda: place.shelf.update(gone)).start()
+
+    with place.store() as store, place.reader() as reader:
+        for key in ("a", "b"):
+            store.put(key, routing())
+        place.shelf.before = vanish
+        assert reader.get_batch(["a", "b"], 60).mask.all()
+
+
 # --- as they come ---------------------------------------------------------------------------------------------------
 
 
@@ -471,7 +558,7 @@ def test_a_layer_of_another_rank_is_refused(stored: Place) -> None:
 def test_a_rank_beyond_a_short_sample_has_none_of_it(stored: Place) -> None:
     with stored.reader(ParallelLayout(4, cp=4).rank(2)) as reader:
         share = reader.get(IDS[2])
-    assert (share.num_tokens, share.length, share.total_tokens) == (0, 2, 1)
+    assert (share.num_tokens, share.token_ranges, share.length, share.total_tokens) == (0, (), 2, 1)
 
 
 def test_a_batch_of_shares_has_each_ranks_positions(stored: Place) -> None:

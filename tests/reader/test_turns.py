@@ -106,6 +106,28 @@ def test_a_turn_that_is_to_come_is_waited_for(there: Place, store: SyncStore, re
     assert record.part.tokens == (0, 60)
 
 
+def test_a_turn_of_an_older_attempt_does_not_count(store: SyncStore, reader: RoutingReader) -> None:
+    append(Trajectory(store, "data:gen", attempt=1), 30)
+    with pytest.raises(e.NotFoundError, match="only attempt 1 of 'data:gen' is stored, at least 2"):
+        reader.get_turn("data:gen", 0, min_attempt=2)
+
+
+def test_a_turn_of_the_attempt_that_is_asked_for_is_waited_for(
+    there: Place, store: SyncStore, reader: RoutingReader
+) -> None:
+    append(Trajectory(store, "data:gen", attempt=1), 30)
+
+    def body() -> None:
+        time.sleep(0.3)
+        append(Trajectory(store, "data:gen", attempt=2), 10)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    record = reader.get_turn("data:gen", 0, 60, min_attempt=2)
+    thread.join()
+    assert (record.attempt, record.part.tokens) == (2, (0, 10))
+
+
 def test_a_turn_that_does_not_come_in_time_says_so(store: SyncStore, reader: RoutingReader) -> None:
     append(Trajectory(store, "data:gen"), 30)
     with pytest.raises(e.PendingError) as caught:
