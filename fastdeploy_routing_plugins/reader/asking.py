@@ -142,7 +142,9 @@ async def _read_share(store: RoutingStore, ask: Ask, clock: Clock) -> Reading:
         length = total if ask.length is None else ask.length
         tokens = rank.token_ranges(length, total) or ((total, total),)  # none is ours: it still must be there, and fit
         ask = replace(ask, min_attempt=max(ask.min_attempt, status.attempt))
-        pieces = [[await _piece(store, ask, these, those, clock) for those in tokens] for these in layers]
+        pieces = []
+        for these in layers:  # Python 3.10 takes no await in a comprehension within another
+            pieces.append([await _piece(store, ask, these, those, clock) for those in tokens])
         if (
             len({(piece.attempt, piece.total_tokens) for row in pieces for piece in row} | {(status.attempt, total)})
             == 1
