@@ -16,7 +16,8 @@ SOAK := 1800
 
 # A quick part of the suite, for further Pythons; paddle is not installed there.
 QUICK := FD_ROUTING_TEST_EXAMPLES=30 FD_ROUTING_TEST_MUTATIONS=500
-QUICK_TESTS := tests/contract tests/resolver tests/store
+QUICK_TESTS := tests/contract tests/resolver tests/store \
+  tests/reader/test_ranges.py tests/reader/test_reader.py tests/reader/test_turns.py
 
 .PHONY: help setup demo test lint unit wheel pythons packages test-long soak bench docs clean
 .NOTPARALLEL:
