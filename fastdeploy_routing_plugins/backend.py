@@ -19,14 +19,39 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import AbsentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from .arena.file import ArenaFile
+    from .errors import RoutingError
 
 Ranges = Sequence[tuple[int, int]]
 """Half-open byte ranges ``(start, stop)`` of a payload, ascending, disjoint; ``()`` asks for the header only."""
 
 POLL_FIRST = 0.001
 POLL_LIMIT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LentBlock:
+    """Where a lent payload lies in shared memory, for a backend that lets readers look at it there.
+
+    Attributes:
+        arena: The engine's arena.
+        page: First page of the payload's block.
+        generation: That block's generation: another one means that the block was reused.
+        payload_at: Where the payload begins, in bytes from the start of the arena's file.
+        again: Whether a process that died had put it already. It may have been deleted since, and then it is no error
+            that a backend, which knows of that, does not keep it.
+    """
+
+    arena: ArenaFile
+    page: int
+    generation: int
+    payload_at: int
+    again: bool = False
 
 
 class Buffer:
@@ -36,9 +61,10 @@ class Buffer:
         data: The payload as a flat, read-only memoryview of bytes. Valid until ``_put`` returns.
         shape: ``(layers, tokens, top_k)``, or ``()`` for seals and abort marks, whose payload is empty.
         dtype: ``"uint8"``, ``"uint16"`` or ``"uint32"``, little-endian.
+        block: Where in shared memory the payload lies, if it is lent from an engine's arena.
     """
 
-    __slots__ = ("_on_release", "data", "dtype", "shape")
+    __slots__ = ("_on_release", "block", "data", "dtype", "shape")
 
     def __init__(
         self,
@@ -47,10 +73,12 @@ class Buffer:
         dtype: str = "uint8",
         *,
         on_release: Callable[[], None] | None = None,
+        block: LentBlock | None = None,
     ) -> None:
         self.data = data
         self.shape = shape
         self.dtype = dtype
+        self.block = block
         self._on_release = on_release
 
     @property
@@ -105,8 +133,7 @@ class Backend(ABC):
     """An asynchronous blob store. Must not block the event loop; one instance serves one event loop.
 
     Every store has ``_put`` and ``_delete``; ``_get`` with ``Capability.READ`` and ``_list`` with ``Capability.LIST``.
-    ``_open``, ``_close``, ``_flush``, ``_clear``, ``_wait``, ``_get_many`` and ``_release`` have defaults. A cancelled
-    verb leaves its object whole or absent, and no connection open.
+    All other verbs have defaults. A cancelled verb leaves its object whole or absent, and no connection open.
     """
 
     async def _open(self) -> None:  # noqa: B027
@@ -157,6 +184,10 @@ class Backend(ABC):
         """
         return await poll_until_changed(self._list, prefix, seen, deadline)
 
+    async def _absence(self, prefix: str) -> RoutingError | None:
+        """Says why nothing is under a prefix, if this backend knows more than that nothing is."""
+        return None
+
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         """Gets several objects at once; absences are returned in place, other errors are raised."""
 
@@ -168,15 +199,29 @@ class Backend(ABC):
 
         return list(await asyncio.gather(*[one(request) for request in requests]))
 
+    async def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        """As ``_get_many``; what it returns may lie in the store's own memory while something refers to it."""
+        return await self._get_many(requests)
+
+    async def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
+        """Returns ``_list`` of each of several prefixes."""
+        return list(await asyncio.gather(*[self._list(prefix) for prefix in prefixes]))
+
     async def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """Tells a backend with ``Capability.RETAIN`` that readers are done with these objects."""
+
+    async def _linger(self) -> None:  # noqa: B027
+        """Called before ``_close`` when this process has nothing more to put, but is a store worker.
+
+        Returns when nothing that this process keeps is needed by readers any more, or was kept long enough.
+        """
 
 
 class BlockingBackend(ABC):
     """A blob store over a blocking SDK: the verbs of ``Backend`` as plain methods, called from several threads.
 
     Every store has ``_put`` and ``_delete``; ``_get`` with ``Capability.READ`` and ``_list`` with ``Capability.LIST``.
-    ``_open``, ``_close``, ``_flush``, ``_clear``, ``_wait``, ``_get_many`` and ``_release`` have defaults.
+    All other verbs have defaults.
     """
 
     threads: int = 8
@@ -222,6 +267,10 @@ class BlockingBackend(ABC):
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, POLL_LIMIT)
 
+    def _absence(self, prefix: str) -> RoutingError | None:
+        """See ``Backend``."""
+        return None
+
     def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         """See ``Backend``."""
         results: list[Blob | AbsentError] = []
@@ -232,7 +281,18 @@ class BlockingBackend(ABC):
                 results.append(err)
         return results
 
+    def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        """See ``Backend``."""
+        return self._get_many(requests)
+
+    def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
+        """See ``Backend``."""
+        return [self._list(prefix) for prefix in prefixes]
+
     def _release(self, names: Sequence[str]) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+    def _linger(self) -> None:  # noqa: B027
         """See ``Backend``."""
 
 

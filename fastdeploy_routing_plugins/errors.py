@@ -6,7 +6,9 @@ survive pickling too.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound="RoutingError")
 
 
 class RoutingError(Exception):
@@ -39,7 +41,7 @@ class RoutingError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
-    def with_facts(self, **facts: Any) -> RoutingError:
+    def with_facts(self: E, **facts: Any) -> E:
         """Returns a copy of this error that carries further facts, such as ``waited`` seconds."""
         return type(self)(self.message, hint=self.hint, **{**self.facts, **facts})
 

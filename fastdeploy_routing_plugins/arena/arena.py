@@ -82,19 +82,20 @@ class Arena:
         self._closed = False
 
     @classmethod
-    def create(cls, folder: str, nbytes: int | None, text: bytes) -> Arena:
+    def create(cls, folder: str, nbytes: int | None, text: bytes, kind: str = files.ENGINE) -> Arena:
         """Makes an arena.
 
         Args:
             folder: A tmpfs.
             nbytes: Its size; None: a quarter of the free room, at most 4 GiB.
             text: JSON for adopters.
+            kind: See ``file.create``.
 
         Raises:
             ArenaRoomError: there is not enough room.
             ArenaError: the folder does not allow it.
         """
-        file = files.create(folder, choose_size(folder, nbytes), text)
+        file = files.create(folder, choose_size(folder, nbytes), text, kind)
         try:
             return cls(file)
         except BaseException as err:

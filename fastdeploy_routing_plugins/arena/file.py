@@ -24,7 +24,8 @@ from .layout import PAGE, WORD, Live
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NAME = re.compile(r"fd-routing-(\d+)-[0-9a-f]{16}\.arena", re.ASCII)
+_NAME = re.compile(r"fd-routing-(\d+)-[0-9a-f]{16}\.(arena|shelf)", re.ASCII)
+ENGINE, SHELF = "arena", "shelf"  # kinds: an engine's, and one that a store made for itself
 _STEP = 16 << 20
 _TRIES, _PAUSE = 20, 0.001  # for the lock of an arena, and s between: others look whether it is in use
 
@@ -101,7 +102,7 @@ def alive(pid: int, started: int) -> bool:
     return pid > 0 and started > 0 and start_time(pid) == started
 
 
-def create(folder: str, size: int, text: bytes) -> ArenaFile:
+def create(folder: str, size: int, text: bytes, kind: str = ENGINE) -> ArenaFile:
     """Makes an arena of ``size`` bytes: allocated, locked, for this user alone.
 
     Raises:
@@ -109,7 +110,7 @@ def create(folder: str, size: int, text: bytes) -> ArenaFile:
         ArenaError: the folder does not allow it.
     """
     while True:
-        path = os.path.join(folder, f"fd-routing-{os.geteuid()}-{os.urandom(8).hex()}.arena")
+        path = os.path.join(folder, f"fd-routing-{os.geteuid()}-{os.urandom(8).hex()}.{kind}")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -173,12 +174,13 @@ class Found:
     made: float
 
 
-def find(folder: str, *, tidy: bool = True) -> Iterator[Found]:
+def find(folder: str, *, tidy: bool = True, kind: str = ENGINE) -> Iterator[Found]:
     """Yields this user's arenas in a folder, in use or not.
 
     Args:
         folder: The folder.
         tidy: Whether half-made arenas of dead processes, and pins without an arena, are removed on the way.
+        kind: Which kind of arenas.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -186,7 +188,7 @@ def find(folder: str, *, tidy: bool = True) -> Iterator[Found]:
         return
     for name in names:
         match = _NAME.fullmatch(name)
-        if match is None or int(match[1]) != os.geteuid():
+        if match is None or int(match[1]) != os.geteuid() or match[2] != kind:
             continue
         found = _look_at(os.path.join(folder, name), tidy)
         if found is not None:

@@ -23,7 +23,7 @@ from .pool import DaemonPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from ..errors import AbsentError
+    from ..errors import AbsentError, RoutingError
 
 T = TypeVar("T")
 
@@ -75,8 +75,20 @@ class _Calls(Backend):
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         return await self._call(self.blocking._get_many, requests)
 
+    async def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        return await self._call(self.blocking._view_many, requests)
+
+    async def _absence(self, prefix: str) -> RoutingError | None:
+        return await self._call(self.blocking._absence, prefix)
+
+    async def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
+        return await self._call(self.blocking._list_many, prefixes)
+
     async def _release(self, names: Sequence[str]) -> None:
         await self._call(self.blocking._release, names)
+
+    async def _linger(self) -> None:
+        await self._call(self.blocking._linger)
 
 
 class _Threads(_Calls):

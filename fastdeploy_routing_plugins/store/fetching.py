@@ -36,6 +36,7 @@ class Query:
     layer_ids: Sequence[int] | None = None
     min_attempt: int = 0
     verify: bool = True
+    view: bool = False
 
     @property
     def whole(self) -> bool:
@@ -80,7 +81,7 @@ async def get(
         sole = Attempts.sole(prefix, names)
         if sole is not None and sole[0] >= check_int("min_attempt", query.min_attempt, MAX_ATTEMPT):
             piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
-            blob = (await objects.get_many([piece.request()]))[0]
+            blob = (await objects.get_many([piece.request()], view=query.view))[0]
             if not isinstance(blob, AbsentError):
                 return await _sole_record(objects, expected, query, sole[0], piece, blob)
     while True:
@@ -162,6 +163,8 @@ async def wait_until_readable(
         except AbortedError as err:
             raise err.with_facts(waited=clock.waited) from None
         except AbsentError as err:
+            if not names:
+                await objects.absence(prefix, err.with_facts(waited=clock.waited), final=clock.over)
             if clock.over:
                 raise err.with_facts(waited=clock.waited) from None
         else:
@@ -217,7 +220,7 @@ async def _read(objects: Objects, namespace: str, query: Query, status: RolloutS
     else:
         requests = [piece.request() for piece in pieces]
         headers, decoded = [], []
-        for piece, blob in zip(pieces, await objects.get_many(requests), strict=True):
+        for piece, blob in zip(pieces, await objects.get_many(requests, view=query.view), strict=True):
             if isinstance(blob, AbsentError):
                 raise blob
             header, array = await objects.offload(

@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..keys import as_int, shown
 from ..spec import Capability
+from .guarding import Translated, is_sound, sliced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,7 +34,6 @@ _WAIT_SLICE = 1.0  # s between looks whether the store was closed under a waitin
 _OFFLOAD = 1 << 18  # bytes; checking and digesting more would hold an event loop up for over 0.1 ms
 CALL_LIMIT = 30.0  # s that one call of an asynchronous backend may take before it counts as unavailable
 
-_BYTES = (bytes, bytearray, memoryview)
 READABLE = Capability.READ | Capability.LIST
 
 
@@ -72,7 +72,7 @@ class Objects:
 
     async def _close(self, timeout: float) -> None:
         self._state = "closed"
-        with _Translated(self, "_close"):
+        with Translated(self, "_close"):
             try:
                 if self._limit is None:
                     await self._backend._close()
@@ -100,7 +100,7 @@ class Objects:
             )
 
     async def _call(self, verb: Callable[..., Awaitable[T]], *args: Any, limit: float | None = None) -> T:
-        with _Translated(self, verb.__name__):
+        with Translated(self, verb.__name__):
             if self._limit is None:
                 return await verb(*args)
             return await asyncio.wait_for(verb(*args), limit or self._limit)
@@ -129,11 +129,9 @@ class Objects:
 
     async def names_of(self, prefixes: Sequence[str]) -> list[list[str]]:
         """Returns the names under each of several prefixes, listed at the same time."""
-
-        async def listed() -> list[list[str]]:
-            return list(await asyncio.gather(*[self._backend._list(prefix) for prefix in prefixes]))
-
-        found = await self._call(listed)
+        found: object = await self._call(self._backend._list_many, prefixes)
+        if not isinstance(found, list) or len(found) != len(prefixes):
+            raise self.broken("_list_many", "did not answer for each prefix")
         return [self._checked_names(prefix, names) for prefix, names in zip(prefixes, found, strict=True)]
 
     async def changed(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
@@ -188,15 +186,39 @@ class Objects:
             raise blobs[0]
         return blobs[0]
 
-    async def get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
-        """Gets objects, or the asked ranges of them; absences are returned in place."""
+    async def get_many(self, requests: Sequence[GetRequest], *, view: bool = False) -> list[Blob | AbsentError]:
+        """Gets objects, or the asked ranges of them; absences are returned in place.
+
+        Args:
+            requests: What to get.
+            view: Whether the bytes may lie in the store's own memory.
+        """
         if Capability.RANGE not in self.has:
             blobs = await self._get_many([GetRequest(request.name) for request in requests])
             return [
-                blob if isinstance(blob, AbsentError) else _sliced(blob, request)
+                blob if isinstance(blob, AbsentError) else sliced(blob, request)
                 for blob, request in zip(blobs, requests, strict=True)
             ]
+        if view:
+            return await self._fetched(self._backend._view_many, requests)
         return await self._get_many(requests)
+
+    async def absence(self, prefix: str, plain: AbsentError, *, final: bool) -> None:
+        """Raises why nothing is under a prefix, if the backend knows.
+
+        Args:
+            prefix: Under which nothing is.
+            plain: What is known without the backend.
+            final: Whether nobody waits any longer; before, only what waiting does not cure is raised.
+        """
+        why: object = await self._call(self._backend._absence, prefix)
+        if isinstance(why, AbsentError):
+            if final:
+                raise type(why)(plain.message, hint=why.message, **{**plain.facts, **why.facts})
+        elif isinstance(why, RoutingError):
+            raise why
+        elif why is not None:
+            raise self.broken("_absence", f"returned {shown(why)}, not an error")
 
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         blobs: list[Blob | AbsentError]
@@ -207,15 +229,26 @@ class Objects:
                 blobs = [await self._call(self._backend._get, *args)]
             except AbsentError as err:
                 return [err]
-        else:
-            blobs = await self._call(self._backend._get_many, requests)
+            self._check_sound(blobs)
+            return blobs
+        return await self._fetched(self._backend._get_many, requests)
+
+    async def _fetched(
+        self,
+        verb: Callable[[Sequence[GetRequest]], Awaitable[list[Blob | AbsentError]]],
+        requests: Sequence[GetRequest],
+    ) -> list[Blob | AbsentError]:
+        blobs = await self._call(verb, requests)
         answers: object = blobs
         if not isinstance(answers, list) or len(answers) != len(requests):
-            raise self.broken("_get_many", "did not answer each request")
-        for blob in answers:
-            if not isinstance(blob, AbsentError) and not _is_sound(blob):
-                raise self.broken("_get", f"returned {type(blob).__name__}, not a Blob of bytes; absence is an error")
+            raise self.broken(verb.__name__, "did not answer each request")
+        self._check_sound(blobs)
         return blobs
+
+    def _check_sound(self, blobs: Sequence[object]) -> None:
+        for blob in blobs:
+            if not isinstance(blob, AbsentError) and not is_sound(blob):
+                raise self.broken("_get", f"returned {type(blob).__name__}, not a Blob of bytes; absence is an error")
 
     async def header(self, name: str) -> Header:
         """Reads and checks an object's header."""
@@ -242,6 +275,11 @@ class Objects:
         if names and Capability.RETAIN in self.has:
             await self._call(self._backend._release, names)
 
+    async def linger(self) -> None:
+        """See ``Backend._linger``; not bounded in time, which is the backend's to do."""
+        with Translated(self, "_linger"):
+            await self._backend._linger()
+
     async def clear(self, prefix: str) -> int:
         """Deletes everything under a prefix; returns how many objects that were."""
         return self._count("_clear", await self._call(self._backend._clear, prefix))
@@ -251,49 +289,3 @@ class Objects:
         if count is None or count < 0:
             raise self.broken(verb, f"returned {shown(answer)}, not how many objects it deleted")
         return count
-
-
-class _Translated:
-    """Turns whatever a backend raises into a typed error."""
-
-    __slots__ = ("_objects", "_verb")
-
-    def __init__(self, objects: Objects, verb: str) -> None:
-        self._objects = objects
-        self._verb = verb
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
-        if err is None or isinstance(err, RoutingError) or not isinstance(err, Exception):
-            return
-        name = self._objects.store_name
-        if self._objects.closed and self._verb != "_close":
-            raise StoreClosedError(f"store {name!r} was closed during the call") from err
-        if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
-            raise StoreUnavailableError(f"store {name!r} does not answer") from err
-        if isinstance(err, OSError):
-            raise StoreUnavailableError(f"store {name!r}: {err}") from err
-        raise BackendError(
-            f"store {name!r} failed in {self._verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
-        ) from err
-
-
-def _is_sound(blob: object) -> bool:
-    if not isinstance(blob, Blob):
-        return False
-    header: object = blob.header
-    payload: object = blob.payload
-    return (
-        isinstance(header, _BYTES)
-        and isinstance(payload, (tuple, list))
-        and all(isinstance(piece, _BYTES) for piece in payload)
-    )
-
-
-def _sliced(blob: Blob, request: GetRequest) -> Blob:
-    if request.ranges is None:
-        return blob
-    whole = memoryview(blob.payload[0]).cast("B") if blob.payload else memoryview(b"")
-    return Blob(blob.header, tuple(whole[start:stop] for start, stop in request.ranges))

@@ -69,6 +69,11 @@ class RoutingStore:
         """
         await self._objects.close(timeout)
 
+    async def linger(self) -> None:
+        """Returns when nothing that this process keeps for readers is needed any more, or was kept long enough."""
+        self._objects.need()
+        await self._objects.linger()
+
     async def __aenter__(self) -> RoutingStore:
         await self.open()
         return self
@@ -200,6 +205,7 @@ class RoutingStore:
         layer_ids: Sequence[int] | None = None,
         min_attempt: int = 0,
         verify: bool = True,
+        view: bool = False,
     ) -> RoutingRecord:
         """Returns routing, waiting for it if need be.
 
@@ -212,6 +218,7 @@ class RoutingStore:
             layer_ids: Which layers by the model's own indices, consecutive recorded ones; instead of ``layers``.
             min_attempt: Attempts below this do not count.
             verify: Whether digests are compared (whole chunks are read then).
+            view: Whether the routing may lie in the store's own memory, which it keeps there for as long as it lives.
 
         Raises:
             AbsentError: It is not there when the time is over; the subclass says why (``NotFoundError``,
@@ -224,7 +231,7 @@ class RoutingStore:
         self._objects.need(READABLE)
         if layers is not None and layer_ids is not None:
             raise InvalidKeyError("layers and layer_ids exclude each other")
-        query = fetching.Query(as_key(key, choice), layers, tokens, layer_ids, min_attempt, verify)
+        query = fetching.Query(as_key(key, choice), layers, tokens, layer_ids, min_attempt, verify, view)
         return await fetching.get(self._objects, self.namespace, self.schema, query, timeout)
 
     async def wait(

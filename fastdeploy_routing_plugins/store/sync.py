@@ -105,6 +105,10 @@ class SyncStore:
         """Where the coroutines of an asynchronous backend run; a blocking one has none, but the caller's thread."""
         return self._loop
 
+    def linger(self) -> None:
+        """See ``RoutingStore.linger``."""
+        self._run(self._store.linger())
+
     def flush(self) -> None:
         """See ``RoutingStore.flush``."""
         self._run(self._store.flush())
@@ -170,6 +174,7 @@ class SyncStore:
         layer_ids: Sequence[int] | None = None,
         min_attempt: int = 0,
         verify: bool = True,
+        view: bool = False,
     ) -> RoutingRecord:
         """See ``RoutingStore.get``."""
         record: RoutingRecord = self._run(
@@ -182,6 +187,7 @@ class SyncStore:
                 layer_ids=layer_ids,
                 min_attempt=min_attempt,
                 verify=verify,
+                view=view,
             )
         )
         return record

@@ -174,7 +174,7 @@ class RolloutTests(ConformanceBase):
                 await store.put("async", other)
                 await kit.settle()
                 assert np.array_equal(plain.get("async", timeout=5.0).routing, other)
-            assert np.array_equal((await store.get("plain", timeout=5.0)).routing, routing)
+                assert np.array_equal((await store.get("plain", timeout=5.0)).routing, routing)
 
     @conformance(READABLE)
     async def test_another_process_reads_rollouts(self, kit: Harness) -> None:

@@ -16,6 +16,7 @@ from ..arena.layout import State
 from ..arena.view import ArenaView
 from ..errors import ArenaError, RoutingError, StoreUnavailableError
 from ..resolver import ResolvedStore
+from ..spec import Capability
 from ..store.sync import SyncStore
 from . import operations
 from .executing import Executor
@@ -69,8 +70,8 @@ def adopt(
         progress: Called with the number of operations done and of all.
     """
     view = ArenaView(file)
-    executor = Executor(store, view, setup, _producer(setup))
-    blocks = view.scan(failed=True)
+    executor = Executor(store, view, setup, _producer(setup), lends=False)
+    blocks = view.scan(retained=is_home(store), failed=True)
     done, lost = 0, []
     for number, block in enumerate(blocks):
         try:
@@ -97,6 +98,11 @@ def adopt(
     return Adoption(file.path, done, lost)
 
 
+def is_home(store: SyncStore) -> bool:
+    """Whether what a store took lives in the memory of the process that put it."""
+    return Capability.RETAIN in store.resolved.spec.capabilities
+
+
 def discard(file: files.ArenaFile, setup: Setup | None) -> None:
     """Removes an arena and the payloads spilled from it."""
     if setup is not None and setup.spill_dir is not None:
@@ -119,13 +125,16 @@ def pending(file: files.ArenaFile) -> list[str]:
     return found
 
 
-def adopt_others(setup: Setup, own: str, run: Run) -> Iterator[Message]:
+def adopt_others(
+    setup: Setup, own: str, run: Run, keep: Callable[[SyncStore], None] = lambda store: None
+) -> Iterator[Message]:
     """Adopts, at the start of a worker, the arenas of dead runs that wrote to the same store and namespace.
 
     Args:
         setup: The new run's setup.
         own: Path of the new run's arena.
         run: See ``adopt``.
+        keep: Given the stores that must stay open, or what they took is gone.
 
     Yields:
         Messages for the engine.
@@ -143,7 +152,7 @@ def adopt_others(setup: Setup, own: str, run: Run) -> Iterator[Message]:
             yield Note(logging.WARNING, short(f"{found.path} of a dead process cannot be read: {err}"))
             continue
         if _destination(other) != _destination(setup):
-            if not ArenaView(file).scan(failed=True):
+            if not ArenaView(file).scan(retained=True, failed=True):
                 discard(file, other)  # its engine died before it could
                 continue
             foreign, nbytes = foreign + 1, nbytes + found.nbytes
@@ -156,8 +165,11 @@ def adopt_others(setup: Setup, own: str, run: Run) -> Iterator[Message]:
             yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {err}"))
             continue
         adoption = adopt(file, store, other, run=run)
-        with contextlib.suppress(RoutingError):
-            store.close()
+        if is_home(store) and not adoption.kept:
+            keep(store)
+        else:
+            with contextlib.suppress(RoutingError):
+                store.close()
         if adoption.kept:
             file.close()
             yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {adoption.failed[-1][1]}"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..arena.copying import copy_into
 from ..arena.layout import State
+from ..backend import LentBlock
 from ..errors import AbortedError, NotFoundError, QuarantinedError, RoutingError, WorkerError
 from ..keys import RolloutId, RoutingKey
 from ..record import WeightSpan
@@ -45,6 +46,7 @@ class Executor:
         setup: The arena's text.
         producer: Who handed the parts over.
         released: Called with a sequence when a backend gives a retained payload back.
+        lends: Whether a backend may keep payloads in the arena; not in one that is removed right after.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Executor:
         setup: Setup,
         producer: str,
         released: Callable[[int], None] = lambda sequence: None,
+        *,
+        lends: bool = True,
     ) -> None:
         self._store = store
         self._view = view
@@ -62,6 +66,7 @@ class Executor:
         self._producer = producer
         self._released = released
         self._has = store.resolved.spec.capabilities
+        self._lends = lends and Capability.RETAIN in self._has
         self._honesty = Honesty()
         self._giving_up = GivingUp(store) if setup.abort_lost else None
         self._lane = threading.local()
@@ -99,6 +104,8 @@ class Executor:
             self._lose(task, fault)
             return failed(block.sequence, fault)
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
+        if outcome.retained and not task.retained:
+            self._view.mark(block, State.DONE)  # given back in between
         if isinstance(task.operation, PutOp) and task.operation.spill:
             remove_spilled(self._setup.spill_dir, task.operation.spill)
         if self._giving_up is not None:
@@ -147,10 +154,15 @@ class Executor:
 
         def given_back() -> None:
             if not task.retained:
+                # The engine may hear of it only after this process died: its next worker must not store this again.
+                if self._view.state(block) == State.RETAINED:
+                    self._view.mark(block, State.DONE)
                 self._released(block.sequence)
 
+        place = LentBlock(self._view.file, block.page, block.generation, block.payload_at, task.again)
+
         def lend(data: memoryview, shape: tuple[int, ...], dtype: str) -> Buffer:
-            task.lent.append(LentBuffer(data, shape, dtype, given_back))
+            task.lent.append(LentBuffer(data, shape, dtype, given_back, place))
             return task.lent[-1]
 
         how: dict[str, Any] = {
@@ -160,7 +172,7 @@ class Executor:
             "layout": "layer_first",
             "weight_versions": [WeightSpan(*span) for span in operation.weight_versions],
             "validate": self._setup.validate,
-            "lend": lend if in_place and Capability.RETAIN in self._has else None,
+            "lend": lend if in_place and self._lends else None,
         }
         outcome = self._store.put_draft(key, array, self._schema, self._stamp(operation), **how)
         self._check_kept(operation, outcome)

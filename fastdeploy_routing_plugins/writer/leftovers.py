@@ -18,9 +18,9 @@ import msgspec
 
 from ..arena import file as files
 from ..arena.view import ArenaView
-from ..errors import ArenaError, RoutingError, StoreUnavailableError
+from ..errors import ArenaError, RoutingError, StoreUnavailableError, UnsupportedError
 from ..store.pool import DaemonPool
-from .adoption import adopt, discard, open_destination, pending
+from .adoption import adopt, discard, is_home, open_destination, pending
 from .messages import Outcome, failed
 from .operations import Setup
 from .spill import spilled_in
@@ -222,6 +222,12 @@ def rescue(path: str, calls: BoundedCalls, progress: Callable[[int, int], None])
             discard(file, setup)
             return Rescue(True)
         store = calls.call(lambda: open_destination(setup), setup.call_timeout)
+        if is_home(store):
+            store.close()
+            raise UnsupportedError(
+                f"store {store.resolved.name!r} keeps routing in the memory of the process that puts it",
+                hint="an engine that is started with the same configuration takes it over; or --discard it",
+            )
     except RoutingError as err:
         file.close()
         return Rescue(False, error=err)

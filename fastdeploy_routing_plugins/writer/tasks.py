@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..backend import Buffer
+from ..backend import Buffer, LentBlock
 from ..errors import BackendError, RoutingError, StoreUnavailableError
 from .honesty import VanishedError
 
@@ -35,12 +35,14 @@ class Task:
         block: Where it lies.
         operation: What to do.
         taken: When the worker took it, in ``time.monotonic()``.
+        again: Whether an earlier worker had done it, and its store keeps the payload in place.
         tries: How often it was tried.
         lent: The buffers that backends were handed, by all tries.
     """
 
     block: BlockHead
     operation: Operation
+    again: bool = False
     taken: float = field(default_factory=time.monotonic)
     tries: int = 0
     lent: list[LentBuffer] = field(default_factory=list)
@@ -71,8 +73,10 @@ class LentBuffer(Buffer):
 
     __slots__ = ("released", "retained")
 
-    def __init__(self, data: memoryview, shape: tuple[int, ...], dtype: str, on_release: Callable[[], None]) -> None:
-        super().__init__(data, shape, dtype, on_release=on_release)
+    def __init__(
+        self, data: memoryview, shape: tuple[int, ...], dtype: str, on_release: Callable[[], None], block: LentBlock
+    ) -> None:
+        super().__init__(data, shape, dtype, on_release=on_release, block=block)
         self.retained = self.released = False
 
     def retain(self) -> Buffer:

@@ -82,6 +82,7 @@ class Worker:
         self._finish = False
         self._orphan_since: float | None = None
         self._held = False
+        self._homes: list[SyncStore] = []  # what dead runs had left lives in these
         self._view.sign(os.getpid(), start_time(os.getpid()))
 
     def run(self) -> int:
@@ -106,8 +107,12 @@ class Worker:
                 self._add(block)
         code = self._loop()
         if code == 0:
-            with contextlib.suppress(RoutingError):
-                store.close(5.0)
+            for each in (store, *self._homes):
+                with contextlib.suppress(RoutingError):
+                    each.linger()
+            for each in (store, *self._homes):
+                with contextlib.suppress(RoutingError):
+                    each.close(5.0)
             self._dispatcher.stop()
             self._leave()
         self._say_the_rest(1.0)
@@ -121,7 +126,7 @@ class Worker:
             counting = threading.Thread(target=self._count, args=(store,), daemon=True)
             counting.start()
             counting.join(_COUNTING)  # the first operation does not wait longer, nor for a store that hangs
-        for message in adopt_others(self._setup, self._view.file.path, self._adopting):
+        for message in adopt_others(self._setup, self._view.file.path, self._adopting, self._homes.append):
             self._say(message)
 
     def _count(self, store: SyncStore) -> None:
@@ -174,7 +179,8 @@ class Worker:
 
     def _task(self, block: BlockHead) -> Task | None:
         try:
-            return Task(block, operations.decode(block.meta))
+            again = self._view.state(block) == State.RETAINED
+            return Task(block, operations.decode(block.meta), again)
         except ArenaError as err:
             self._end(failed(block.sequence, err), block)
             return None

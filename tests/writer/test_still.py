@@ -17,7 +17,7 @@ from .helpers import SCHEMA, Place, routing, until
 def test_what_a_worker_that_stands_still_had_is_stored_by_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_STILL", 0.5)
+    monkeypatch.setattr(supervisor, "_STILL", 4.0)
     with place.writer(limits={"call_timeout": 0.5, "retry_for": 0.1}) as writer:
         os.kill(writer.stats().worker_pid, signal.SIGSTOP)
         writer.submit("x:1", routing())

@@ -1,0 +1,63 @@
+"""What a backend's calls are wrapped in: its exceptions become typed errors, its answers are looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ..backend import Blob
+from ..errors import BackendError, RoutingError, StoreClosedError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from ..backend import GetRequest
+    from .objects import Objects
+
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class Translated:
+    """Turns whatever a backend raises into a typed error."""
+
+    __slots__ = ("_objects", "_verb")
+
+    def __init__(self, objects: Objects, verb: str) -> None:
+        self._objects = objects
+        self._verb = verb
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        if err is None or isinstance(err, RoutingError) or not isinstance(err, Exception):
+            return
+        name = self._objects.store_name
+        if self._objects.closed and self._verb != "_close":
+            raise StoreClosedError(f"store {name!r} was closed during the call") from err
+        if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
+            raise StoreUnavailableError(f"store {name!r} does not answer") from err
+        if isinstance(err, OSError):
+            raise StoreUnavailableError(f"store {name!r}: {err}") from err
+        raise BackendError(
+            f"store {name!r} failed in {self._verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
+        ) from err
+
+
+def is_sound(blob: object) -> bool:
+    """Whether an answer is a blob of bytes."""
+    if not isinstance(blob, Blob):
+        return False
+    header: object = blob.header
+    payload: object = blob.payload
+    return (
+        isinstance(header, _BYTES)
+        and isinstance(payload, (tuple, list))
+        and all(isinstance(piece, _BYTES) for piece in payload)
+    )
+
+
+def sliced(blob: Blob, request: GetRequest) -> Blob:
+    """Returns the asked ranges of a whole object."""
+    if request.ranges is None:
+        return blob
+    whole = memoryview(blob.payload[0]).cast("B") if blob.payload else memoryview(b"")
+    return Blob(blob.header, tuple(whole[start:stop] for start, stop in request.ranges))
