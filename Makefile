@@ -24,7 +24,7 @@ QUICK_TESTS := tests/contract tests/resolver tests/store \
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       set up, then run the main job: rollout and trainer over a store (ARGS=--store=...)"
+	@echo "make demo       set up, then run the main job over the stores local and rdma (ARGS=--store=... for one)"
 	@echo "make test       set up, then everything: lint, types, tests, the wheel, a third-party store, other Pythons"
 	@echo "make setup      set up only"
 	@echo "make lint       ruff and mypy --strict"
@@ -57,8 +57,18 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 setup: $(VENV)/installed-dev
 
+# ARGS that name a store, or go with one store only, choose it.
+DEMOS := --store=local --store=rdma
+ifneq (,$(filter --store% --dir% --config%,$(ARGS)))
+DEMOS := ''
+else ifneq (,$(filter --transport%,$(ARGS)))
+DEMOS := --store=rdma
+else ifneq (,$(filter --keep,$(ARGS)))
+DEMOS := --store=local
+endif
+
 demo: $(VENV)/installed
-	@$(VENV)/bin/fd-routing demo $(ARGS)
+	@set -e; for store in $(DEMOS); do $(VENV)/bin/fd-routing demo $$store $(ARGS); done
 
 test: packages setup lint unit wheel pythons
 	@echo "make test: everything passed"

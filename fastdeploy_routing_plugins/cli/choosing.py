@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.cli.options import bare_store_options
 from fastdeploy_routing_plugins.config import option_names
 from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
 from fastdeploy_routing_plugins.keys import RoutingKey
@@ -139,10 +138,7 @@ class StoreChoice:
 
 def store_options(function: Callable[..., int]) -> Callable[..., int]:
     """Adds the options that choose a store; the command gets them as ``choose``, a ``StoreChoice``."""
-    option = click.option(
-        "--namespace", metavar="NAME", help=f"Namespace; without it {NAMESPACE_VARIABLE}, or default."
-    )
-    return _store_options(option(function), alone=False)
+    return _store_options(function, alone=False)
 
 
 def own_namespace_store_options(function: Callable[..., int]) -> Callable[..., int]:
@@ -164,17 +160,7 @@ def _store_options(function: Callable[..., int], *, alone: bool) -> Callable[...
     ) -> int:
         return function(*args, choose=StoreChoice(store, config, directory, namespace, alone), **kwargs)
 
-    for option in (
-        click.option("--dir", "directory", metavar="PATH", help="Short for --store local with this store_dir."),
-        click.option(
-            "--config",
-            metavar="JSON|@FILE",
-            help=f"The store's own options, or a whole configuration. {merged}",
-        ),
-        click.option("--store", metavar="NAME", help="Which store, see `fd-routing list`."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    return bare_store_options(merged, namespace=not alone)(wrapped)
 
 
 def pick(

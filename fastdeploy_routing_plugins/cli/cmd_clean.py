@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastdeploy_routing_plugins.cli import shelves
 from fastdeploy_routing_plugins.cli.asking import confirmed
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes
 from fastdeploy_routing_plugins.cli.signals import cleaning_up
 from fastdeploy_routing_plugins.errors import ArenaError, ResolveError, RoutingError, StoreUnavailableError
+from fastdeploy_routing_plugins.stores.rdma.leftovers import awaited
 from fastdeploy_routing_plugins.writer import leftovers
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fastdeploy_routing_plugins.cli.shelves import ShelfRow
     from fastdeploy_routing_plugins.cli.signals import Stop
     from fastdeploy_routing_plugins.writer.leftovers import Leftover, Rescue
 
@@ -48,6 +51,7 @@ class _Row:
     def to_dict(self, dry_run: bool) -> dict[str, Any]:
         arena, error = self.arena, self.error
         document = {
+            "kind": "arena",
             "path": arena.path,
             "bytes": arena.nbytes,
             "state": arena.state,
@@ -80,7 +84,7 @@ class _Row:
     help="Also remove spilled payloads there whose arena is gone. Not for a folder that hosts share.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what there is, and what would be stored.")
-@click.option("--discard", is_flag=True, help="Remove arenas of dead engines without storing what is in them.")
+@click.option("--discard", is_flag=True, help="Remove what dead processes left without storing what is in it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before --discard.")
 @click.option(
     "--wait",
@@ -106,27 +110,35 @@ def command(
     """Store what dead engines left in shared memory, in the stores that it was meant for, and remove it.
 
     Arenas of living engines are left alone. What cannot be stored is reported with its id and cause; if that is
-    because a store is unavailable, its arena stays. Exits with 1 if anything could not be stored, or stays.
+    because a store is unavailable, its arena stays. What dead producers of `rdma` held for readers is removed, unless
+    it is younger than a minute (--discard removes that as well). Exits with 1 if anything could not be stored, or
+    stays.
     """
     where = [_folder(path, "--arena-dir") for path in folders or [WriterLimits.load().arena_dir]]
     spill_dirs = [_folder(path, "--spill-dir") for path in spills]
     with cleaning_up() as stop:
         rows = {arena.path: _Row(arena) for folder in where for arena in leftovers.look(folder, tidy=not dry_run)}
-        if not dry_run:
+        held = shelves.look(where, tidy=not dry_run)
+        if dry_run:
+            shelves.spare(held, awaited(where), discard=discard)
+        else:
             _settle(out, rows, where, wait, kill, stop)
             dead = [row for row in rows.values() if row.outcome == "left" and row.arena.state in ("dead", "damaged")]
             if discard:
-                _discard(out, dead, yes)
+                discard = _discard(out, dead, shelves.young(held), yes)
             else:
                 _store(out, dead)
+            shelves.remove(shelves.spare(held, awaited(where), discard=discard))
         spilled = [_sweep(folder, where, dry_run) for folder in spill_dirs]
     ok = dry_run or (
         not any(row.outcome == "kept" or row.failed for row in rows.values())
+        and not any(row.outcome == "kept" for row in held)
         and all(each["removed"] == each["orphaned"] for each in spilled)
     )
     document = {"dry_run": dry_run, "ok": ok, "folders": where, "spilled": spilled}
-    if not out.document({**document, "arenas": [row.to_dict(dry_run) for row in rows.values()]}):
-        _print(out, list(rows.values()), where, spilled, dry_run)
+    arenas = [*[row.to_dict(dry_run) for row in rows.values()], *[row.to_dict() for row in held]]
+    if not out.document({**document, "arenas": arenas}):
+        _print(out, list(rows.values()), held, where, spilled, dry_run)
     return 0 if ok else 1
 
 
@@ -166,14 +178,18 @@ def _settle(out: Output, rows: dict[str, _Row], where: Sequence[str], wait: floa
             )
 
 
-def _discard(out: Output, rows: Sequence[_Row], yes: bool) -> None:
+def _discard(out: Output, rows: Sequence[_Row], young: Sequence[ShelfRow], yes: bool) -> bool:
+    """Removes arenas after asking; returns whether the answer, which counts for young shelves as well, was yes."""
     count = sum(len(row.arena.pending) for row in rows)
     size = f"{len(rows)} arenas ({show_bytes(sum(row.arena.nbytes for row in rows))})"
-    if rows and not yes and not confirmed(f"Remove {size} with {count} operations never stored?", "removes"):
+    what = f"{size} with {count} operations never stored"
+    if young:
+        what += f", and {len(young)} shelves with {sum(each.shelf.objects for each in young)} objects"
+    if (rows or young) and not yes and not confirmed(f"Remove {what}?", "removes"):
         out.note("nothing was removed")
         for row in rows:
             row.outcome = "kept"
-        return
+        return False
     for row in rows:
         try:
             gone = leftovers.throw_away(row.arena.path)
@@ -181,6 +197,7 @@ def _discard(out: Output, rows: Sequence[_Row], yes: bool) -> None:
             row.outcome, row.error = "kept", _unremoved(row, err)
         else:
             row.outcome = "discarded" if gone else "left"
+    return True
 
 
 def _store(out: Output, rows: Sequence[_Row]) -> None:
@@ -243,33 +260,41 @@ def _sweep(folder: str, where: Sequence[str], dry_run: bool) -> dict[str, Any]:
 
 
 def _print(
-    out: Output, rows: Sequence[_Row], where: Sequence[str], spilled: Sequence[dict[str, Any]], dry_run: bool
+    out: Output,
+    rows: Sequence[_Row],
+    held: Sequence[ShelfRow],
+    where: Sequence[str],
+    spilled: Sequence[dict[str, Any]],
+    dry_run: bool,
 ) -> None:
-    if rows:
-        headers = ("ARENA", "STATE", "SIZE", "ENGINE", "WORKER", "STORE", "PENDING", "RESULT")
-        out.table(headers, [_cells(row, dry_run) for row in rows], right="  rrr r")
+    if rows or held:
+        headers = ("ARENA", "KIND", "STATE", "SIZE", "ENGINE", "WORKER", "STORE", "PENDING", "RESULT")
+        cells = [*[_cells(row, dry_run) for row in rows], *[row.cells(dry_run) for row in held]]
+        out.table(headers, cells, right="   rrr r")
     lines = list(_details(rows, dry_run))
     if lines:
         out.table(("WHAT", "WHY" if not dry_run else "ARENA"), lines)
-    for row in rows:
-        if row.error is not None:
-            out.error(row.error.code, row.error.message, row.error.hint)
+    for err in [*[row.error for row in rows], *[row.error for row in held]]:
+        if err is not None:
+            out.error(err.code, err.message, err.hint)
     for each in spilled:
         verb = "would remove" if dry_run else "removed"
         count = each["orphaned"] if dry_run else each["removed"]
         out.line(f"{verb} {count} orphaned payloads ({show_bytes(each['bytes'])}) of {each['folder']}")
     gone = [row.arena for row in rows if row.outcome in ("stored", "discarded", "finished")]
-    if not rows:
+    if not rows and not held:
         out.line(f"no arenas in {', '.join(where)}")
     elif not dry_run:
         stored = sum(row.stored for row in rows)
-        out.line(f"stored {stored} operations, removed {len(gone)} arenas ({show_bytes(sum(a.nbytes for a in gone))})")
+        sizes = [*[arena.nbytes for arena in gone], *[each.shelf.nbytes for each in held if each.outcome == "removed"]]
+        out.line(f"stored {stored} operations, removed {len(sizes)} arenas ({show_bytes(sum(sizes))})")
 
 
 def _cells(row: _Row, dry_run: bool) -> tuple[str, ...]:
     arena = row.arena
     return (
         arena.path,
+        "arena",
         arena.state,
         show_bytes(arena.nbytes),
         str(arena.engine_pid or "?"),

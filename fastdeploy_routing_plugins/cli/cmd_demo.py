@@ -15,6 +15,7 @@ import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, own_namespace_store_options
 from fastdeploy_routing_plugins.cli.cmd_try import throw_away
+from fastdeploy_routing_plugins.cli.demoing import TRANSPORTS, emptier, prepared, retains
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_time
@@ -47,6 +48,7 @@ _PHASES = ("rollout", "trainer")
     "--timeout", type=click.FloatRange(1), default=120.0, show_default=True, metavar="SECONDS", help="When to give up."
 )
 @click.option("--keep", is_flag=True, help="Leave the records in the store.")
+@click.option("--transport", type=click.Choice(TRANSPORTS), help="How routing comes to the trainer; for --store rdma.")
 @own_namespace_store_options
 @common_options
 @click.pass_obj
@@ -59,6 +61,7 @@ def command(
     sabotage: bool,
     timeout: float,
     keep: bool,
+    transport: str | None,
 ) -> int:  # fmt: skip
     """Run a small Mixture-of-Experts model in a rollout process, and replay its routing in a trainer process.
 
@@ -76,9 +79,12 @@ def command(
                 ends.callback(shutil.rmtree, folder, ignore_errors=True)
             choose = replace(choose, directory=folder)
         store = replace(choose, namespace=f"fd-routing-demo-{uuid.uuid4().hex[:12]}").resolve()
+        store = ends.enter_context(prepared(store, transport, keep=keep))
+        opened = None
         if not keep:
             # Also shows, before two processes are started, whether the store opens at all.
-            ends.enter_context(throw_away(ends.enter_context(open_store(store)), out, failures))
+            opened = ends.enter_context(open_store(store))
+            ends.enter_context(throw_away(opened, out, failures))
         ends.enter_context(_hidden(CONFIG_VARIABLE, NAMESPACE_VARIABLE))
         bars = ends.enter_context(out.progress(_PHASES, requests))
         ends.enter_context(no_orphans())
@@ -98,6 +104,8 @@ def command(
             sabotage=sabotage,
             timeout=timeout,
             progress=progress,
+            release=retains(store),
+            at_end=emptier(opened),
         )
     failures = [*report.failures, *failures]
     document = {**report.to_dict(), "ok": not failures, "failures": failures}

@@ -74,7 +74,7 @@ class Findings:
 
 def examine(given: Mapping[str, Any], environ: Mapping[str, str]) -> Findings:
     """Finds out what an engine would do with a configuration; starts, opens and imports nothing of FastDeploy's."""
-    found = Findings(_loads_plugin(environ))
+    found = Findings(loads_plugin(environ))
     _look_for_plugin(found, environ)
     try:
         found.strict = strict(environ)
@@ -89,6 +89,15 @@ def examine(given: Mapping[str, Any], environ: Mapping[str, str]) -> Findings:
         wrong += unknown_keys(given, KNOWN_KEYS, store_options(replay))
     found.problems += wrong
     found.engine = _engine(found, replay, given, seen, wrong=bool(wrong), environ=environ)
+    return found
+
+
+def look_at_engine(environ: Mapping[str, str]) -> Findings:
+    """Finds out whether FastDeploy is here and fits this package, whatever an engine's configuration says."""
+    found = Findings(loads_plugin(environ))
+    _look_at_fastdeploy(found)
+    if found.fastdeploy is None:
+        found.warnings.clear()
     return found
 
 
@@ -218,26 +227,29 @@ def family_text(fastdeploy: Mapping[str, str]) -> str:
 # --- the plugin -----------------------------------------------------------------------------------------------------
 
 
-def _loads_plugin(environ: Mapping[str, str]) -> bool:
+def loads_plugin(environ: Mapping[str, str]) -> bool:
+    """Whether FastDeploy would call this package."""
     return PLUGIN_NAME in environ.get(VARIABLE, "").split(",")
 
 
 def _look_for_plugin(found: Findings, environ: Mapping[str, str]) -> None:
     if not found.plugin:
         found.problems.append(f"{VARIABLE} does not list {PLUGIN_NAME}, so FastDeploy does not load this package")
-        found.hints.append(_plugin_hint(environ.get(VARIABLE)))
-    if not _installed():
+        found.hints.append(plugin_hint(environ.get(VARIABLE)))
+    if not is_offered():
         found.problems.append(f"no installed package offers {PLUGIN_NAME} in {GROUP}")
         found.hints.append("install fastdeploy-routing-plugins into the environment that FastDeploy runs in")
 
 
-def _plugin_hint(value: str | None) -> str:
+def plugin_hint(value: str | None) -> str:
+    """Returns what to do if FastDeploy does not call this package, as the variable has this value."""
     if value is not None and PLUGIN_NAME in map(str.strip, value.split(",")):
         return f"FastDeploy does not strip blanks: write {VARIABLE}={','.join(map(str.strip, value.split(',')))}"
     return f"set {VARIABLE}={','.join(filter(None, [value, PLUGIN_NAME]))} for the engine"
 
 
-def _installed() -> bool:
+def is_offered() -> bool:
+    """Whether an installed package offers this package's plugin to FastDeploy."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - costs other commands 10 ms
 
     return bool(entry_points(group=GROUP, name=PLUGIN_NAME))

@@ -40,6 +40,7 @@ _COMMANDS = {
     "list": "Show the stores that installed packages offer.",
     "show": "Load one store's plugin and show what it declares.",
     "check": "Find out, step by step, why a store does not work.",
+    "doctor": "Look at everything that routing needs here, with the cure for what is wrong.",
     "try": "Put, find, get and delete made-up routing, with timings.",
     "ls": "List the rollouts in a store.",
     "stat": "Describe one rollout: shape, coverage, expert use, digests.",
@@ -47,6 +48,8 @@ _COMMANDS = {
     "convert": "Take routing over from SGLang, vLLM, FastDeploy or p2pstore.",
     "verify": "Read rollouts and check every byte.",
     "rm": "Delete rollouts.",
+    "serve": "Run the metadata service of the store rdma, or ask one how it is.",
+    "keygen": "Make CURVE keys for a metadata service and its clients.",
     "clean": "Store what dead engines left in shared memory, and remove it.",
     "demo": "Run rollout and training with a small model, with and without replay.",
 }

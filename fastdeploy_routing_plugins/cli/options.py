@@ -21,6 +21,27 @@ def common_options(function: F) -> F:
     return click.option("--json", is_flag=True, expose_value=False, help="Print one JSON document.")(function)
 
 
+def bare_store_options(merged: str, *, namespace: bool) -> Callable[[F], F]:
+    """Returns what adds the options that choose a store, as ``store``, ``config``, ``directory`` and ``namespace``.
+
+    Args:
+        merged: What becomes of the environment's configuration, for the help.
+        namespace: Whether ``--namespace`` is one of them.
+    """
+
+    def decorate(function: F) -> F:
+        if namespace:
+            text = "Namespace; without it FD_ROUTING_NAMESPACE, or default."
+            function = click.option("--namespace", metavar="NAME", help=text)(function)
+        text = "Short for --store local with this store_dir."
+        function = click.option("--dir", "directory", metavar="PATH", help=text)(function)
+        text = f"The store's own options, or a whole configuration. {merged}"
+        function = click.option("--config", metavar="JSON|@FILE", help=text)(function)
+        return click.option("--store", metavar="NAME", help="Which store, see `fd-routing list`.")(function)
+
+    return decorate
+
+
 def choice_option(function: F) -> F:
     """Adds ``--choice``."""
     return click.option(

@@ -36,6 +36,7 @@ class DemoJob:
         timeout: Seconds after which the trainer stops waiting for records.
         channel: File descriptor of the side channel, the writing end for the rollout process.
         arena_dir: Folder for the shared memory between the rollout process and its store worker.
+        release: Whether the trainer deletes what it has read, as it must where that takes the rollout's memory.
     """
 
     store: dict[str, Any]
@@ -47,6 +48,7 @@ class DemoJob:
     timeout: float = 120.0
     channel: int = -1
     arena_dir: str = SHM
+    release: bool = False
 
     @property
     def model(self) -> ModelConfig:

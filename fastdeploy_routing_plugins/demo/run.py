@@ -22,7 +22,7 @@ from fastdeploy_routing_plugins.demo.trainer import TrainerFigures
 from fastdeploy_routing_plugins.writer.leftovers import end_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fastdeploy_routing_plugins.demo.processes import Progress
 
@@ -59,7 +59,7 @@ class DemoReport:
         hand_over_max_s: Longest such time, in seconds.
         store_median_s: Median time that the store worker's store took for a request, in seconds.
         store_max_s: Longest such time, in seconds.
-        transport: How the routing travels, as the writer says.
+        transport: How the routing travels, as the writer says, and over what it came to the trainer.
         get_median_s: Median time of a get, the wait for the routing included, in seconds.
         get_max_s: Longest get, in seconds.
         rollout_s: Time of the rollout process, without its start, in seconds.
@@ -110,6 +110,8 @@ def run_demo(
     sabotage: bool = False,
     timeout: float = 120.0,
     progress: Progress | None = None,
+    release: bool = False,
+    at_end: Callable[[], None] = lambda: None,
 ) -> DemoReport:
     """Rolls out a Mixture-of-Experts model in one process and replays its routing in another, through a store.
 
@@ -126,6 +128,8 @@ def run_demo(
         sabotage: Swap the records of two requests, which the demo must notice.
         timeout: Seconds after which both processes are stopped and the demo has failed.
         progress: Called with phase (``"rollout"`` or ``"trainer"``), requests done and requests in total.
+        release: Whether the trainer deletes what it has read.
+        at_end: Called when both processes have ended, before store workers that still run are.
 
     Returns:
         The report; whatever goes wrong in a process or in the store is among its ``failures``.
@@ -147,12 +151,14 @@ def run_demo(
             sabotage,
             timeout * _TRAINER_SHARE,
             arena_dir=arena_dir,
+            release=release,
         )
         try:
             failures = _run(job, processes, began + timeout, progress or (lambda *_: None))
         finally:
             for process in processes.values():
                 process.stop()
+            at_end()
     raw = {name: process.result for name, process in processes.items()}
     rollout = None if raw["rollout"] is None else msgspec.convert(raw["rollout"], RolloutFigures)
     trainer = None if raw["trainer"] is None else msgspec.convert(raw["trainer"], TrainerFigures)
@@ -215,6 +221,8 @@ def judge(
     if trainer is not None:
         failures += trainer.failures
         measured["trainer_s"] = trainer.seconds
+        if rollout is not None and trainer.transports:
+            measured["transport"] = f"{rollout.transport}, over {' and '.join(trainer.transports)}"
         if trainer.get_seconds:
             measured |= {
                 "get_median_s": statistics.median(trainer.get_seconds),

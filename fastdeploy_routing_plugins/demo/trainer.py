@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from fastdeploy_routing_plugins import open_store
 from fastdeploy_routing_plugins.demo.job import DemoJob, Handover, digest, run_process
 from fastdeploy_routing_plugins.demo.model import KVCache, MoeTransformer, log_softmax
 from fastdeploy_routing_plugins.errors import RoutingError
+from fastdeploy_routing_plugins.stores.rdma.using import transports_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,6 +33,9 @@ class Store(Protocol):
 
     def get(self, rollout_id: str, /, *, timeout: float) -> Any:
         """Returns the record of one rollout, waiting up to ``timeout`` seconds."""
+
+    def delete(self, rollout_id: str, /) -> int:
+        """Deletes one rollout, and returns how many that were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class TrainerFigures:
         with_replay: Mismatch when the recorded selection is replayed.
         get_seconds: Duration of every get that brought a record, the wait for it included.
         seconds: Duration of the whole training side, the wait for the rollout included.
+        transports: How the routing came from the rollout's worker, if the store fetches it from there.
     """
 
     failures: list[str]
@@ -76,6 +81,7 @@ class TrainerFigures:
     with_replay: Mismatch
     get_seconds: list[float]
     seconds: float
+    transports: list[str] = field(default_factory=list)
 
 
 def check(job: DemoJob, handover: Handover, record: Any) -> list[str]:
@@ -206,6 +212,8 @@ def train(
             if not different:
                 routing_bytes += record.routing.nbytes
                 comparison.add(handover, record.routing)
+            if job.release:
+                store.delete(handover.rollout_id)
         missing.discard(handover.rollout_id)
         progress(done, job.requests)
     if missing:
@@ -229,7 +237,7 @@ def main() -> int:
             # A line without its end is what a killed rollout process leaves behind.
             lines = (line for line in channel if line.endswith(b"\n"))
             handovers = (msgspec.json.decode(line, type=Handover) for line in lines)
-            return train(job, store, handovers, progress)
+            return replace(train(job, store, handovers, progress), transports=list(transports_of(store)))
 
     return run_process(body)
 

@@ -1,0 +1,34 @@
+"""Loads libibverbs and Mooncake, and says in one line of JSON why that does not work.
+
+Run as ``python -m fastdeploy_routing_plugins.doctor.loading``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+from fastdeploy_routing_plugins.stores.rdma.transport import rdma_env
+
+_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+
+
+def _verbs() -> str:
+    for name in _LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError as err:
+            return str(err)
+    return ""
+
+
+def _mooncake() -> str:
+    try:
+        rdma_env.load()
+    except ImportError as err:
+        return str(err)
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps({"verbs": _verbs(), "mooncake": _mooncake()}), flush=True)

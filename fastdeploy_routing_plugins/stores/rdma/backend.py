@@ -1,0 +1,255 @@
+"""The backend of ``rdma``: the service says who has what, the bytes come straight from who has them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from ...backend import Blob, BlockingBackend, Buffer, GetRequest, Ranges
+from ...errors import (
+    AbsentError,
+    AlreadyExistsError,
+    DeletedError,
+    EvictedError,
+    NotFoundError,
+    ProducerLostError,
+    RoutingError,
+    StoreClosedError,
+    StoreUnavailableError,
+)
+from .metadata.client import MetadataClient, Security
+from .place import Place, decode
+from .producing import Producer, host_id, make_endpoint
+from .shelf import ShelfText
+from .transport.base import Wanted
+from .transport.choose import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...spec import StoreContext
+    from .config import RdmaConfig
+    from .metadata.client import Entry
+    from .transport.rdma import RdmaEndpoint
+
+_GONE: dict[str, type[RoutingError]] = {
+    "deleted": DeletedError,
+    "evicted": EvictedError,
+    "closed": EvictedError,
+    "lost": ProducerLostError,
+}
+_PAUSE = 0.02  # s between tries to reach a producer that may be starting again
+
+
+class RdmaBackend(BlockingBackend):
+    """Objects stay with the process that put them, until readers release them; readers pull them.
+
+    Args:
+        context: What the store is opened with.
+    """
+
+    threads = 16
+
+    def __init__(self, context: StoreContext) -> None:
+        self._config: RdmaConfig = context.config
+        self._context = context
+        self._lock = threading.Lock()
+        self._client: MetadataClient | None = None
+        self._sources: Sources | None = None
+        self._endpoint: RdmaEndpoint | None = None
+        self._producer: Producer | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    # --- opening and closing ------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        config = self._config
+        self._client = MetadataClient(
+            config.address,
+            self._context.namespace,
+            Security(config.keys, config.secret),
+            config.timeout,
+        )
+        self._client.open()
+        self._host = host_id()
+        self._endpoint = make_endpoint(config)
+        self._sources = Sources(config, self._host, self._endpoint)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            producer, self._producer = self._producer, None
+        if os.getpid() != self._pid:
+            if producer is not None:
+                producer.forget()
+            return
+        if producer is not None:
+            producer.stop()
+        for each in (self._sources, self._endpoint, self._client):
+            if each is not None:
+                each.close()
+
+    def _linger(self) -> None:
+        producer = self._producer
+        if producer is not None:
+            producer.linger(self._config.linger)
+
+    def _flush(self) -> None:
+        producer = self._producer
+        if producer is not None:
+            producer.withdraw()
+
+    def _metadata(self) -> MetadataClient:
+        client = self._client
+        if client is None or self._closed:
+            raise StoreClosedError("the store is closed" if self._closed else "the store is not open")
+        return client
+
+    def _producing(self) -> Producer:
+        """Returns this process's producer; makes it for the first put."""
+        producer = self._producer
+        if producer is not None:
+            return producer
+        client = self._metadata()
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the store is closed")
+            if self._producer is None:
+                text = ShelfText(
+                    1, uuid.uuid4().hex, self._context.producer, self._context.namespace, self._config.server
+                )
+                producer = Producer(self._config, text, client, self._host, self._endpoint)
+                try:
+                    producer.start()
+                except BaseException:
+                    producer.stop()
+                    raise
+                self._producer = producer
+            return self._producer
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _put(self, name: str, header: bytes, payload: Buffer) -> None:
+        other = self._producing().put(name, header, payload)
+        if other is not None:
+            stored = self._fetch([GetRequest(name, ())], view=False)[0]
+            if isinstance(stored, AbsentError):
+                raise StoreUnavailableError(f"{name} was stored by another producer, and is gone again") from stored
+            raise AlreadyExistsError(f"{name} exists", header=stored.header)
+
+    def _delete(self, names: Sequence[str]) -> int:
+        if not names:
+            return 0
+        count = self._metadata().delete(names, "deleted")
+        self._let_go(names)
+        return count
+
+    def _clear(self, prefix: str) -> int:
+        count = self._metadata().delete_prefix(prefix)
+        producer = self._producer
+        if producer is not None:
+            self._let_go([name for name, _ in producer.shelf.inventory() if name.startswith(prefix)])
+        return count
+
+    def _release(self, names: Sequence[str]) -> None:
+        self._delete(names)
+
+    def _let_go(self, names: Sequence[str]) -> None:
+        producer = self._producer
+        if producer is not None:
+            producer.shelf.drop(names)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _list(self, prefix: str) -> list[str]:
+        return self._metadata().listing([prefix])[0].names
+
+    def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
+        return [listing.names for listing in self._metadata().listing(prefixes)]
+
+    def _absence(self, prefix: str) -> RoutingError | None:
+        kind = _GONE.get(self._metadata().listing([prefix])[0].gone)
+        return None if kind is None else kind(f"what was under {prefix} is gone: {kind.__doc__}")
+
+    def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
+        return self._metadata().wait(prefix, seen, deadline).names
+
+    def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
+        blob = self._fetch([GetRequest(name, ranges)], view=False)[0]
+        if isinstance(blob, AbsentError):
+            raise blob
+        return blob
+
+    def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        return self._fetch(requests, view=False)
+
+    def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
+        return self._fetch(requests, view=True)
+
+    def _fetch(self, requests: Sequence[GetRequest], *, view: bool) -> list[Blob | AbsentError]:
+        """Fetches objects from whoever has them; goes after those that moved meanwhile."""
+        client = self._metadata()
+        deadline = time.monotonic() + self._config.timeout
+        found: list[Blob | AbsentError | None] = [None] * len(requests)
+        left = list(range(len(requests)))
+        tries = 0
+        while left:
+            entries = client.lookup([requests[index].name for index in left])
+            homes: dict[str, list[tuple[int, Entry]]] = {}
+            for index, entry in zip(left, entries, strict=True):
+                if isinstance(entry, AbsentError):
+                    found[index] = entry
+                elif isinstance(entry, RoutingError):
+                    raise entry
+                else:
+                    homes.setdefault(entry.owner, []).append((index, entry))
+            left, trouble = [], None
+            for owner, items in homes.items():
+                try:
+                    blobs = self._from(owner, [(requests[index], entry) for index, entry in items], deadline, view)
+                except StoreUnavailableError as err:
+                    trouble = err
+                    left += [index for index, _ in items]
+                    continue
+                for (index, _), blob in zip(items, blobs, strict=True):
+                    if isinstance(blob, NotFoundError) and blob.facts.get("moved"):
+                        left.append(index)
+                    elif isinstance(blob, RoutingError) and not isinstance(blob, AbsentError):
+                        raise blob
+                    else:
+                        found[index] = blob
+            if left and time.monotonic() >= deadline:
+                raise trouble or StoreUnavailableError("what is asked for moves faster than it can be read")
+            tries += 1
+            if left and tries > 1:
+                time.sleep(_PAUSE)
+        return [each for each in found if each is not None]
+
+    def _from(
+        self, owner: str, items: Sequence[tuple[GetRequest, Entry]], deadline: float, view: bool
+    ) -> list[Blob | RoutingError]:
+        producer = self._producer
+        if producer is not None and producer.owner == owner:
+            return [self._own(producer, request) for request, _ in items]
+        wanted = [Wanted(request.name, decode(entry.place, Place), request.ranges) for request, entry in items]
+        client, sources = self._metadata(), self._sources
+        assert sources is not None
+        newest = max(each.place.arena for each in wanted)
+        info = client.owner(owner)
+        if newest >= len(info.arenas):
+            info = client.owner(owner, info.revision + 1)
+        return sources.get(info).read(wanted, deadline, view=view)
+
+    def _own(self, producer: Producer, request: GetRequest) -> Blob | RoutingError:
+        """Reads what this process holds itself."""
+        lease = producer.shelf.lease_own(request.name)
+        if lease is None:
+            return NotFoundError(f"{request.name} was deleted", moved=True)
+        with lease as (header, payload):
+            if request.ranges is None:
+                return Blob(header, (bytes(payload),))
+            return Blob(header, tuple(bytes(payload[start:stop]) for start, stop in request.ranges))

@@ -1,0 +1,1 @@
+"""The metadata service: who has what. Its protocol, the service itself, its client."""

@@ -1,0 +1,73 @@
+"""Listings that a client remembers, and may use for as long as the service's counters say that nothing changed."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .page import PageView
+    from .values import Entry, Listing
+
+_ENTRIES: Final = 100_000  # that are remembered
+_LISTINGS: Final = 50_000
+
+
+class _Kept:
+    """A listing, and the counters that came with it."""
+
+    __slots__ = ("bucket", "ground", "listing", "page", "version")
+
+    def __init__(self, listing: Listing, page: PageView, bucket: int, version: int, ground: int) -> None:
+        self.listing = listing
+        self.page = page
+        self.bucket = bucket
+        self.version = version
+        self.ground = ground
+
+
+class Cache:
+    """Listings by prefix; those not asked for longest go first. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._entries = 0
+
+    def keep(self, prefix: str, listing: Listing, page: PageView, bucket: int, version: int, ground: int) -> None:
+        """Remembers a listing that came with these counters."""
+        kept = _Kept(listing, page, bucket, version, ground)
+        with self._lock:
+            before = self._kept.pop(prefix, None)
+            if before is not None:
+                self._entries -= len(before.listing.names)
+            self._kept[prefix] = kept
+            self._entries += len(listing.names)
+            while self._entries > _ENTRIES or len(self._kept) > _LISTINGS:
+                self._entries -= len(self._kept.popitem(last=False)[1].listing.names)
+
+    def get(self, prefix: str) -> Listing | None:
+        """Returns the listing of a prefix if it is remembered and still true."""
+        kept = self._kept.get(prefix)
+        if kept is None or not kept.page.holds(kept.bucket, kept.version, kept.ground):
+            return None
+        with suppress(KeyError):  # another thread may have removed it
+            self._kept.move_to_end(prefix)
+        return kept.listing
+
+    def find(self, rollout: str, name: str) -> Entry | None:
+        """Returns a name's entry if the listing of its rollout is remembered and still true."""
+        listing = self.get(rollout)
+        if listing is None:
+            return None
+        at = bisect_left(listing.names, name)
+        return listing.entries[at] if at < len(listing.names) and listing.names[at] == name else None
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._kept.clear()
+            self._entries = 0

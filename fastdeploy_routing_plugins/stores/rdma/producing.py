@@ -1,0 +1,281 @@
+"""The producer's side of ``rdma``: a shelf, the servers that readers fetch from, and the link to the service."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import (
+    AbsentError,
+    AlreadyExistsError,
+    ArenaFullError,
+    RoutingError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from .metadata.producer import ProducerLink
+from .place import ArenaInfo, OwnerInfo
+from .shelf import Held, Shelf, ShelfText
+from .succession import estates
+from .transport import rdma
+from .transport.tcp_server import TcpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...arena.file import ArenaFile
+    from ...backend import Buffer
+    from .config import RdmaConfig
+    from .metadata.client import Entry, MetadataClient
+    from .transport.rdma import RdmaEndpoint
+
+_log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
+_TURNS = 64  # puts at the same time at most, of different names
+_LENT_SHARE = 0.75  # of an engine's arena that evicting leaves to what is held
+
+
+class Producer:
+    """What one process holds for readers.
+
+    Args:
+        config: The store's configuration.
+        text: What the shelf says about itself; its owner is this producer's id.
+        client: The metadata service.
+        host: This running system's id.
+        endpoint: The RDMA engine, or None.
+    """
+
+    def __init__(
+        self, config: RdmaConfig, text: ShelfText, client: MetadataClient, host: str, endpoint: RdmaEndpoint | None
+    ) -> None:
+        self.owner = text.owner
+        self._config = config
+        self._text = text
+        self._client = client
+        self._host = host
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._turns = [threading.Lock() for _ in range(_TURNS)]
+        self._revision = 0
+        self._withdrawn: set[str] = set()
+        self._predecessors: list[str] = []  # dead: what they had is ours
+        self._engines: dict[str, ArenaFile] = {}
+        self._server: TcpServer | None = None
+        self._link: ProducerLink | None = None
+        self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
+
+    def start(self) -> None:
+        """Takes over what a dead predecessor held, begins to serve, and registers.
+
+        Raises:
+            StoreUnavailableError: the service does not answer, or the address to listen on is not free.
+        """
+        predecessors = self._predecessors
+        for estate in estates(self._config.arena_dir, self._text):
+            predecessors.append(estate.owner)
+            for heirloom in estate.heirlooms():
+                try:
+                    self.shelf.hold(heirloom.name, heirloom.header, heirloom.payload)
+                except (AlreadyExistsError, ArenaFullError) as err:
+                    _log.error("%s, which a dead store worker held, is lost: %s", heirloom.name, err)
+                    heirloom.payload.release()
+        if self._config.transport in ("auto", "tcp"):
+            self._server = TcpServer(self.shelf, self._bind(), self._config.port, self._config.secret)
+        self._link = ProducerLink(
+            self._client, self._info(), self.shelf.inventory, self._dropped, succeeds=tuple(predecessors)
+        )
+        self._link.start()
+
+    def _bind(self) -> str:
+        address = self._config.address
+        if self._config.bind:
+            bind = self._config.bind
+        elif address is None or address.loopback:
+            return "127.0.0.1"
+        else:
+            bind = local_address(address.host, address.coord)
+        if not self._config.secret and not _is_loopback(bind):
+            _log.warning("whoever reaches %s can read the routing of this producer; option secret ends that", bind)
+        return bind
+
+    def _expose(self, file: ArenaFile) -> ArenaInfo:
+        address = 0 if self._endpoint is None else self._endpoint.expose(file.map)
+        self._engines[file.path] = file
+        return ArenaInfo(file.path, file.nbytes, file.head.key, address)
+
+    def _info(self) -> OwnerInfo:
+        server = self._server
+        return OwnerInfo(
+            owner=self.owner,
+            host=self._host,
+            node=os.uname().nodename,
+            pid=os.getpid(),
+            producer=self._text.producer,
+            arenas=tuple(self.shelf.arenas),
+            tcp=f"{server.host}:{server.port}" if server is not None else "",
+            rdma="" if self._endpoint is None else self._endpoint.segment,
+            revision=self._revision,
+        )
+
+    # --- putting ------------------------------------------------------------------------------------------------
+
+    def put(self, name: str, header: bytes, payload: Buffer) -> Entry | None:
+        """Holds an object and tells the service; returns who else has the name, or None if it is ours now.
+
+        Raises:
+            AlreadyExistsError: this producer holds the name; carries its header.
+            ArenaFullError: there is no room.
+            StoreUnavailableError: the service does not answer; nobody can get the object then.
+        """
+        self.withdraw()
+        with self._turns[hash(name) % _TURNS]:  # who comes second hears that it exists when readers can get it
+            return self._put(name, header, payload)
+
+    def _put(self, name: str, header: bytes, payload: Buffer) -> Entry | None:
+        arenas = len(self.shelf.arenas)
+        held = self._hold(name, header, payload)
+        try:
+            if len(self.shelf.arenas) != arenas:
+                self._update()
+            answer = self._publish(held, payload.block is not None and payload.block.again)
+        except BaseException:
+            # Whether the service took it is not known: it is taken back, as soon as it can be.
+            with self._lock:
+                self._withdrawn.add(name)
+            self.shelf.drop([name])
+            raise
+        if answer is None:
+            with self._lock:
+                self._withdrawn.discard(name)
+            if self._config.when_full == "evict":
+                self._evict_lent(name)
+            return None
+        self.shelf.drop([name])
+        return None if isinstance(answer, AbsentError) else answer
+
+    def _publish(self, held: Held, again: bool) -> Entry | AbsentError | None:
+        """Tells the service; returns why it refuses what was there before, or who else has the name."""
+        for repeated in (again, True):
+            answer = self._client.publish(self.owner, [(held.name, held.raw)], again=repeated)[0]
+            if answer is None or (again and isinstance(answer, AbsentError)):
+                return answer
+            if isinstance(answer, RoutingError):
+                raise answer
+            if answer.owner != self.owner and answer.owner not in self._predecessors:
+                return answer
+        raise StoreUnavailableError(f"the metadata service has another place of {held.name} than its own producer")
+
+    def _hold(self, name: str, header: bytes, payload: Buffer) -> Held:
+        while True:
+            try:
+                return self.shelf.hold(name, header, payload)
+            except ArenaFullError:
+                if self._config.when_full != "evict" or not self._evict(name):
+                    raise
+
+    def _evict(self, keep: str) -> bool:
+        """Lets the oldest rollout go; False if there is none but the one that is being put."""
+        names = self.shelf.oldest()
+        rollout = keep.rsplit("/", 2)[0] + "/"
+        if not names or names[0].startswith(rollout):
+            return False
+        self._client.delete(names, "evicted")
+        self.shelf.drop(names)
+        return True
+
+    def _evict_lent(self, keep: str) -> None:
+        limit = _LENT_SHARE * max((file.nbytes for file in self._engines.values()), default=0)
+        while self.shelf.lent_bytes() > limit and self._evict(keep):
+            pass
+
+    def _update(self) -> None:
+        with self._lock:
+            self._revision += 1
+            info = self._info()
+        if self._link is not None:
+            self._link.update(info)
+
+    def withdraw(self) -> None:
+        """Deletes, at the service, what was held for a put that failed because the service did not answer."""
+        if not self._withdrawn:
+            return
+        with self._lock:
+            names = [name for name in self._withdrawn if self.shelf.get(name) is None]
+        self._client.delete(names, "deleted")
+        with self._lock:
+            self._withdrawn.difference_update(names)
+
+    def _dropped(self, names: Sequence[str]) -> None:
+        self.shelf.drop(names)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def linger(self, seconds: float) -> None:
+        """Returns when nothing is held any more, or after so many seconds."""
+        end = time.monotonic() + seconds
+        while self.shelf.count and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Leaves the service, stops serving and removes the shelf."""
+        if self._link is not None:
+            self._link.stop()
+        if self._server is not None:
+            self._server.stop()
+        self.shelf.close()
+
+    def forget(self) -> None:
+        """In a forked child, which is no producer."""
+        self.shelf.forget()
+
+
+def host_id() -> str:
+    """Returns what names the running system: the kernel's boot id."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def local_address(host: str, port: int) -> str:
+    """Returns the address of this host that another one is reached from.
+
+    Raises:
+        StoreUnavailableError: it cannot be reached.
+    """
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # sends nothing: it only chooses a route
+            return str(probe.getsockname()[0])
+    except OSError as err:
+        raise StoreUnavailableError(
+            f"no way from this host to {host}: {err}", hint="option bind says which address readers reach"
+        ) from err
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_endpoint(config: RdmaConfig) -> RdmaEndpoint | None:
+    """Returns the RDMA engine if the configuration and the host have one.
+
+    Raises:
+        UnsupportedError: the configuration names ``rdma`` and it cannot be used here.
+    """
+    if config.transport not in ("auto", "rdma"):
+        return None
+    reason = rdma.available(config)
+    if reason and config.transport == "rdma":
+        raise UnsupportedError(f"transport 'rdma' cannot be used here: {reason}")
+    return None if reason else rdma.RdmaEndpoint(config, "")

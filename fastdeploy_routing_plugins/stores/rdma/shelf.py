@@ -1,0 +1,296 @@
+"""A producer's shelf: an arena of its own, with a card for every object that it holds.
+
+A card is a block whose meta text has the object's name and header (see ``card``). The payload follows in the same
+block, or stays where it was lent from: in a block of an engine's arena, or of the shelf of a producer that died.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from ...arena.arena import Arena
+from ...arena.file import SHELF as SHELF_KIND
+from ...arena.room import MIN_ARENA, choose_size
+from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
+from .card import encode_card
+from .place import SHELF, ArenaInfo, Place, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ...arena.arena import Block
+    from ...arena.file import ArenaFile
+    from ...backend import Buffer
+
+_MAX_AUTO = 1 << 30  # bytes
+
+
+class ShelfText(msgspec.Struct, frozen=True):
+    """What a shelf's file says about itself, for who finds it when its producer is dead.
+
+    Attributes:
+        shelf: Version of this text.
+        owner: The producer's id at the metadata service.
+        producer: The ``producer`` option.
+        namespace: Which namespace it wrote.
+        server: The metadata service's address; empty: that of this host and user.
+    """
+
+    shelf: int
+    owner: str
+    producer: str
+    namespace: str
+    server: str
+
+
+class Held:
+    """An object on a shelf.
+
+    Attributes:
+        name: Its full name.
+        header: Its header.
+        place: Where it lies.
+        raw: The same, encoded.
+        payload: Its payload, in place.
+    """
+
+    __slots__ = ("block", "buffer", "gone", "header", "leases", "name", "payload", "place", "raw")
+
+    def __init__(
+        self, name: str, header: bytes, place: Place, payload: memoryview, block: Block, buffer: Buffer | None
+    ) -> None:
+        self.name = name
+        self.header = header
+        self.place = place
+        self.raw = encode(place)
+        self.payload = payload
+        self.block = block
+        self.buffer = buffer
+        self.leases = 0
+        self.gone = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
+        return self.payload.nbytes
+
+
+class Lease:
+    """Header and payload of an object that stay as they are within this context."""
+
+    __slots__ = ("_held", "_shelf")
+
+    def __init__(self, shelf: Shelf, held: Held) -> None:
+        self._shelf = shelf
+        self._held = held
+
+    def __enter__(self) -> tuple[bytes, memoryview]:
+        return self._held.header, self._held.payload
+
+    def __exit__(self, *exc: object) -> None:
+        self._shelf._return(self._held)
+
+
+class Shelf:
+    """What a producer holds. Methods may be called from several threads.
+
+    Args:
+        folder: A tmpfs.
+        nbytes: The shelf's size; 0: a quarter of the free room, at most 1 GiB.
+        text: What the file says about itself.
+        exposed: Called when payloads of another arena are held for the first time; returns how it is described.
+
+    Raises:
+        ArenaRoomError: there is not enough room.
+        ArenaError: the folder does not allow it.
+    """
+
+    def __init__(self, folder: str, nbytes: int, text: ShelfText, exposed: Callable[[ArenaFile], ArenaInfo]) -> None:
+        size = max(nbytes, MIN_ARENA) if nbytes else min(choose_size(folder, None), _MAX_AUTO)
+        try:
+            self._arena = Arena.create(folder, size, msgspec.json.encode(text), SHELF_KIND)
+        except ArenaRoomError as err:
+            hint = f"option capacity says how large a producer's shelf is; {err.hint}"
+            raise ArenaRoomError(err.message, hint=hint) from err
+        self._exposed = exposed
+        self._lock = threading.Lock()
+        self._held: dict[str, Held] = {}
+        self._foreign: dict[str, int] = {}
+        self.arenas: list[ArenaInfo] = [exposed(self._arena.file)]
+        self._closed = False
+
+    # --- holding ------------------------------------------------------------------------------------------------
+
+    def hold(self, name: str, header: bytes, payload: Buffer) -> Held:
+        """Takes an object; its payload is copied unless it lies in an arena and is lent.
+
+        Raises:
+            AlreadyExistsError: the name is held; carries its header.
+            ArenaFullError: there is no room.
+        """
+        held = self._lent(name, header, payload) if payload.block is not None else self._copied(name, header, payload)
+        with self._lock:
+            other = self._held.get(name)
+            if other is None and not self._closed:
+                self._held[name] = held
+                if payload.lent:
+                    held.buffer = payload.retain()
+                return held
+        self._arena.release(held.block)
+        if other is None:
+            raise StoreClosedError("the store is closed")
+        raise AlreadyExistsError(f"{name} exists", header=other.header)
+
+    def _copied(self, name: str, header: bytes, payload: Buffer) -> Held:
+        block = self._card(encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes), payload.nbytes)
+        data = self._arena.file.data[block.payload_at : block.payload_at + payload.nbytes]
+        if payload.nbytes:
+            # NumPy copies without holding the interpreter's lock.
+            np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(payload.data, np.uint8))
+        self._publish(block)
+        place = Place(
+            card=block.page,
+            generation=block.generation,
+            header_bytes=len(header),
+            payload_bytes=payload.nbytes,
+            arena=SHELF,
+            page=block.page,
+            block_generation=block.generation,
+            payload_at=block.payload_at,
+        )
+        return Held(name, header, place, data.toreadonly(), block, None)
+
+    def _lent(self, name: str, header: bytes, payload: Buffer) -> Held:
+        lent = payload.block
+        assert lent is not None
+        arena = self._index(lent.arena)
+        where = arena, lent.page, lent.generation, lent.payload_at
+        block = self._card(encode_card(name, header, *where, payload.nbytes), 0)
+        self._publish(block)
+        place = Place(block.page, block.generation, len(header), payload.nbytes, *where)
+        return Held(name, header, place, payload.data, block, None)
+
+    def _card(self, meta: bytes, payload_bytes: int) -> Block:
+        block = self._arena.allocate(meta, payload_bytes)
+        if block is None:
+            raise ArenaFullError(
+                f"the shelf of this producer ({self._arena.capacity >> 20} MiB) has no room for {payload_bytes} bytes",
+                hint="reader.release(ids) or delete(ids) frees what is no longer needed; option capacity makes it "
+                "larger, when_full='evict' lets the oldest rollouts go",
+            )
+        return block
+
+    def _publish(self, block: Block) -> None:
+        self._arena.publish(block)
+        self._arena.restart_ring()  # nobody reads the ring of a shelf
+
+    def _index(self, file: ArenaFile) -> int:
+        with self._lock:
+            index = self._foreign.get(file.path)
+            if index is None:
+                index = self._foreign[file.path] = len(self.arenas)
+                self.arenas.append(self._exposed(file))
+            return index
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Held | None:
+        """Returns what is held under a name."""
+        return self._held.get(name)
+
+    def lease(self, name: str, card: int, generation: int) -> Lease:
+        """See ``transport.base.Holdings``."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is None or (held.block.page, held.block.generation) != (card, generation):
+                raise NotFoundError("it does not lie there any more", moved=True)
+            held.leases += 1
+        return Lease(self, held)
+
+    def lease_own(self, name: str) -> Lease | None:
+        """Returns a lease for this process's own reads; None if the name is not held."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is None:
+                return None
+            held.leases += 1
+        return Lease(self, held)
+
+    def inventory(self) -> list[tuple[str, bytes]]:
+        """Returns name and encoded place of all that is held."""
+        with self._lock:
+            return [(held.name, held.raw) for held in self._held.values()]
+
+    def oldest(self) -> list[str]:
+        """Returns the names of the rollout that was put first of all that are held."""
+        with self._lock:
+            first = next(iter(self._held), None)
+            if first is None:
+                return []
+            rollout = first.rsplit("/", 2)[0] + "/"
+            return [name for name in self._held if name.startswith(rollout)]
+
+    @property
+    def count(self) -> int:
+        """Number of objects held."""
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes held, wherever they lie."""
+        with self._lock:
+            return sum(held.nbytes for held in self._held.values())
+
+    def lent_bytes(self) -> int:
+        """Payload bytes of that in other arenas than the shelf."""
+        with self._lock:
+            return sum(held.nbytes for held in self._held.values() if held.place.arena != SHELF)
+
+    # --- letting go ---------------------------------------------------------------------------------------------
+
+    def drop(self, names: Sequence[str]) -> int:
+        """Lets go of objects; their memory is used again when no reader looks at it. Returns how many were held."""
+        count = 0
+        for name in names:
+            with self._lock:
+                held = self._held.pop(name, None)
+                if held is None:
+                    continue
+                held.gone = True
+                free = held.leases == 0
+            count += 1
+            if free:
+                self._free(held)
+        return count
+
+    def _return(self, held: Held) -> None:
+        with self._lock:
+            held.leases -= 1
+            free = held.gone and held.leases == 0
+        if free:
+            self._free(held)
+
+    def _free(self, held: Held) -> None:
+        self._arena.release(held.block)
+        buffer, held.buffer = held.buffer, None
+        if buffer is not None:
+            buffer.release()
+
+    def close(self) -> None:
+        """Lets go of everything and removes the shelf."""
+        with self._lock:
+            self._closed = True
+            names = list(self._held)
+        self.drop(names)
+        self._arena.close(remove=True)
+
+    def forget(self) -> None:
+        """In a forked child, which is no producer: closes the descriptors."""
+        self._lock = threading.Lock()
+        self._closed = True
+        self._held = {}
+        self._arena.forget()

@@ -1,0 +1,1 @@
+"""How bytes come from a producer to a reader: shared memory, TCP, RDMA."""

@@ -1,0 +1,76 @@
+"""What every transport offers: a ``Source`` for readers, over a producer's ``Holdings``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from ....backend import Blob, Ranges
+    from ....errors import RoutingError
+    from ..place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One object, or some of it, that a reader wants.
+
+    Attributes:
+        name: The object's full name.
+        place: Where its producer has it.
+        ranges: Half-open byte ranges of the payload; None: all of it; ``()``: the header only.
+    """
+
+    name: str
+    place: Place
+    ranges: Ranges | None = None
+
+
+class Source(ABC):
+    """A reader's way to one producer. Methods may be called from several threads.
+
+    Attributes:
+        kind: The transport's name.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def read(self, wanted: Sequence[Wanted], deadline: float, *, view: bool = False) -> list[Blob | RoutingError]:
+        """Fetches objects.
+
+        Args:
+            wanted: What to fetch.
+            deadline: When to give up, in ``time.monotonic()``.
+            view: Whether the bytes may lie in the producer's own memory, for as long as something refers to them.
+
+        Returns:
+            For each, in order, the object, or why it is not there: ``DeletedError``, ``EvictedError``,
+            ``SupersededError`` or ``NotFoundError`` when its place holds something else now.
+
+        Raises:
+            StoreUnavailableError: the producer does not answer, or does not listen; a retry may succeed.
+            ProducerLostError: it is gone for certain.
+            CorruptDataError: what came is not what the protocol allows.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees everything; what was handed out stays valid."""
+
+
+class Holdings(Protocol):
+    """What a producer holds, as its servers need it."""
+
+    def lease(self, name: str, card: int, generation: int) -> AbstractContextManager[tuple[bytes, memoryview]]:
+        """Returns header and payload of an object, which stay as they are within the context.
+
+        Raises:
+            AbsentError: it is not there (any more); the subclass says why.
+            SupersededError: the place belongs to another object now.
+        """
+        ...

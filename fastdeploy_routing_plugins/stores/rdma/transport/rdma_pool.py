@@ -1,0 +1,144 @@
+"""The memory that RDMA reads arrive in: one region, registered once.
+
+Registering memory for each read costs far more than the read itself, so all reads share one region and take pieces of
+it. A piece comes back when nobody holds it any more: the reader, what the reader handed out, and the engine, which may
+still write to it long after a reader gave up waiting. Such a piece is in quarantine until its transfers have ended.
+
+A result is handed out where it arrived, without a copy, while results take up at most half of the region; beyond that
+they are copied to ordinary memory, so that a consumer that keeps what it read cannot end all reading.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from ....arena.allocator import Extents
+from ....arena.layout import PAGE, pages_for
+from ....arena.lent import lend
+
+DEFAULT_BYTES: Final = 256 << 20
+MIN_BYTES: Final = 1 << 20
+_PAUSE: Final = 0.001  # s between looks for room; pieces come back from the garbage collector, which cannot notify
+
+
+class Piece:
+    """Some of a pool's memory.
+
+    Attributes:
+        nbytes: Its size.
+        address: Where it begins in this process.
+        data: Its bytes.
+    """
+
+    __slots__ = ("_first", "_holds", "_lent", "_pages", "_pool", "address", "data", "nbytes")
+
+    def __init__(self, pool: ReceivePool, first: int, pages: int) -> None:
+        self._pool = pool
+        self._first = first
+        self._pages = pages
+        self._holds = 1
+        self._lent = False
+        self.nbytes = pages * PAGE
+        self.address = pool.address + first * PAGE
+        self.data = pool.data[first * PAGE : first * PAGE + self.nbytes]
+
+    def hold(self) -> None:
+        """Sees to it that the piece stays until one more ``drop``."""
+        with self._pool.lock:
+            self._holds += 1
+
+    def drop(self, _: object = None) -> None:
+        """Lets go of the piece once. Never waits: the garbage collector may call this in the middle of anything."""
+        self._pool.dropped.append(self)
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Hands some of the piece out, read-only, until nothing refers to it; None if too much is out already."""
+        if not self._pool.lends(self):
+            return None
+        self.hold()
+        return lend(self.address + start, stop - start, self.drop, None, keep=self._pool)
+
+
+class ReceivePool:
+    """One region of memory, and who has which piece of it. Methods may be called from several threads.
+
+    Args:
+        nbytes: Its size; a multiple of the page size.
+
+    Attributes:
+        address: Where it begins.
+        nbytes: Its size.
+        data: Its bytes.
+        lock: Guards the book-keeping.
+        dropped: Pieces that were let go of, not looked at yet.
+        largest: Bytes of the largest piece that anybody may take, so that several fit at once.
+    """
+
+    def __init__(self, nbytes: int = DEFAULT_BYTES) -> None:
+        nbytes = max(MIN_BYTES, nbytes - nbytes % PAGE)
+        # Private: a forked child keeps what it was handed as it was. Nobody here writes to it but the engine.
+        self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
+        self.address: int = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
+        self.data = memoryview(self._map)
+        self.nbytes = nbytes
+        self.largest = nbytes // 4
+        self.lock = threading.Lock()
+        self.dropped: deque[Piece] = deque()
+        self._free = Extents(0, nbytes // PAGE)
+        self._lent = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody holds."""
+        with self.lock:
+            self._sweep()
+            return self._free.free * PAGE
+
+    def take(self, nbytes: int) -> Piece | None:
+        """Returns a piece of at least so many bytes, held once, or None if there is no room now.
+
+        Raises:
+            ValueError: it is more than ``largest``.
+        """
+        if nbytes > self.largest:
+            raise ValueError(f"{nbytes} bytes are more than the {self.largest} that one read may take")
+        pages = max(1, pages_for(nbytes))
+        with self.lock:
+            self._sweep()
+            first = self._free.take(pages)
+        return None if first is None else Piece(self, first, pages)
+
+    def wait(self, nbytes: int, deadline: float) -> Piece | None:
+        """As ``take``, but waits for room until the deadline. The caller must hold nothing that others wait for."""
+        while (piece := self.take(nbytes)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+        return piece
+
+    def lends(self, piece: Piece) -> bool:
+        """Whether a piece may be handed out as it is; counts it if so."""
+        with self.lock:
+            if not piece._lent:
+                self._sweep()
+                if self._lent + piece.nbytes > self.nbytes // 2:
+                    return False
+                self._lent += piece.nbytes
+                piece._lent = True
+            return True
+
+    def _sweep(self) -> None:
+        """Takes back what was let go of. Called with the lock held."""
+        while self.dropped:
+            piece = self.dropped.popleft()
+            piece._holds -= 1
+            if piece._holds == 0:
+                self._free.give(piece._first, piece._pages)
+                if piece._lent:
+                    self._lent -= piece.nbytes

@@ -1,0 +1,193 @@
+"""Reading from a producer over TCP: a few connections that stay open, one round trip a read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from ....errors import CorruptDataError, RoutingError, StoreUnavailableError
+from ..card import MAX_NAME
+from . import frames
+from .base import Source
+from .forks import Forgetful
+from .frames import Request
+from .link import Job, Link
+from .spans import spans_of, total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ....backend import Blob
+    from ..place import OwnerInfo
+    from .base import Wanted
+    from .pool import Pool
+
+CONNECTIONS: Final = 4  # of one reader to one producer; they are opened only when threads read at the same time
+
+
+class TcpSource(Source, Forgetful):
+    """Connections to one producer's TCP server, opened as needed; a forked child opens its own.
+
+    Args:
+        info: The producer.
+        secret: What producers and readers share; empty: nothing.
+        pool: Where payloads are received.
+
+    Raises:
+        CorruptDataError: the producer's address is none.
+    """
+
+    kind: ClassVar[str] = "tcp"
+
+    def __init__(self, info: OwnerInfo, secret: str, pool: Pool) -> None:
+        self.address = info.tcp
+        self._host, self._port = _parse(info.tcp)
+        self._who = f"the producer on {info.node} (process {info.pid}, {info.tcp})"
+        self._owner = info.owner
+        self._secret = secret
+        self._pool = pool
+        self._changed = threading.Condition()
+        self._links: set[Link] = set()
+        self._idle: list[Link] = []
+        self._opening = 0
+        self._closed = False
+        self.remember()
+
+    def read(self, wanted: Sequence[Wanted], deadline: float, *, view: bool = False) -> list[Blob | RoutingError]:
+        """See ``Source``. A connection that breaks is opened again, once, and the rest is asked for again.
+
+        Raises:
+            ConfigError: one side has a secret that the other has not.
+            UnsupportedError: the other side speaks another version of the protocol.
+        """
+        results: list[Blob | RoutingError | None] = []
+        jobs = []
+        for number, each in enumerate(wanted):
+            try:
+                jobs.append(_job(each, number))
+                results.append(None)
+            except CorruptDataError as err:
+                results.append(err.with_traceback(None))  # which would keep this list in a cycle
+        self._fetch(jobs, deadline)
+        for job in jobs:
+            results[job.number] = job.result
+        return [each for each in results if each is not None]
+
+    def _fetch(self, jobs: Sequence[Job], deadline: float) -> None:
+        trouble: OSError | None = None
+        while left := [job for job in jobs if job.result is None]:
+            try:
+                self._try(left, deadline, fresh=trouble is not None)
+            except OSError as err:
+                if time.monotonic() >= deadline:
+                    raise StoreUnavailableError(
+                        f"{self._who} does not answer in time",
+                        hint="it hangs, or the network to it is broken; option timeout says how long is waited",
+                    ) from err
+                if trouble is not None or isinstance(err, ConnectionRefusedError):
+                    raise self._unreachable(err) from err
+                trouble = err
+
+    def _try(self, jobs: Sequence[Job], deadline: float, *, fresh: bool) -> None:
+        """Fetches over one connection, which is closed if anything goes wrong.
+
+        Args:
+            jobs: What to fetch.
+            deadline: When to give up.
+            fresh: Whether a connection that is there is no use: the producer may have been started again.
+        """
+        link = self._idle_link(deadline, fresh) or self._open(deadline)
+        whole = False
+        try:
+            link.fetch(jobs, deadline)
+            whole = True
+        finally:
+            with self._changed:
+                if whole and not self._closed:
+                    self._idle.append(link)
+                else:
+                    self._drop(link)
+                self._changed.notify()
+
+    def _unreachable(self, err: OSError) -> StoreUnavailableError:
+        if isinstance(err, ConnectionRefusedError):
+            return StoreUnavailableError(f"{self._who} does not listen", hint="it is gone, or is being started again")
+        return StoreUnavailableError(f"{self._who} cannot be reached: {err.strerror or err}")
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    def _idle_link(self, deadline: float, fresh: bool) -> Link | None:
+        """Returns a connection that nobody uses; None if another may be opened."""
+        with self._changed:
+            while fresh and self._idle:
+                self._drop(self._idle.pop())
+            while not self._closed:
+                if self._idle:
+                    return self._idle.pop()
+                if len(self._links) + self._opening < CONNECTIONS:
+                    self._opening += 1
+                    return None
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise TimeoutError
+            raise StoreUnavailableError("this way to the producer was closed meanwhile")
+
+    def _open(self, deadline: float) -> Link:
+        try:
+            link = Link(self._host, self._port, self._owner, self._secret, self._pool, deadline)
+            with self._changed:
+                self._links.add(link)
+            return link
+        finally:
+            with self._changed:
+                self._opening -= 1
+                self._changed.notify()
+
+    def _drop(self, link: Link) -> None:
+        """Closes a connection. Called with the lock held."""
+        self._links.discard(link)
+        link.close()
+
+    def close(self) -> None:
+        """See ``Source``. Reads that go on end first."""
+        with self._changed:
+            self._closed = True
+            while self._idle:
+                self._drop(self._idle.pop())
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """In a forked child: the connections are its parent's."""
+        self._changed = threading.Condition()
+        self._opening = 0
+        self._idle = []
+        for link in list(self._links):
+            self._drop(link)
+
+
+def _job(wanted: Wanted, number: int) -> Job:
+    """Returns what to ask for.
+
+    Raises:
+        CorruptDataError: nothing can have that place.
+    """
+    place = wanted.place
+    spans = spans_of(wanted)
+    if (
+        place.header_bytes > frames.MAX_HEADER
+        or len(spans) > frames.MAX_RANGES
+        or not 0 < len(wanted.name) <= MAX_NAME
+        or not wanted.name.isascii()
+    ):
+        raise CorruptDataError(f"{wanted.name!r:.400} cannot be asked for", name=wanted.name)
+    asked = None if wanted.ranges is None else spans
+    request = Request(number, wanted.name, place.card, place.generation, asked)
+    return Job(wanted, spans, total(spans), number, request.encode())
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        raise CorruptDataError(f"{address!r:.100} is no address of a producer")
+    return host, int(port)

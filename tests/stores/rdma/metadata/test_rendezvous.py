@@ -1,0 +1,163 @@
+"""The service that the processes of one host and user share."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fastdeploy_routing_plugins.errors import StoreUnavailableError
+from fastdeploy_routing_plugins.stores.rdma.metadata import rendezvous
+from fastdeploy_routing_plugins.stores.rdma.metadata.client import Entry, MetadataClient
+from fastdeploy_routing_plugins.stores.rdma.metadata.page import page_path
+
+from .helpers import child, client_of, name, producing, says
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "runtime"
+    folder.mkdir(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    path = f"{folder}/fd-routing/{os.geteuid()}/ns.json"
+    yield folder
+    with suppress(FileNotFoundError):  # a process that was killed leaves it to the next that serves
+        os.unlink(page_path(path))
+
+
+def test_the_first_serves() -> None:
+    with client_of(None) as client:
+        assert client.status()["pid"] == os.getpid()
+
+
+def test_clients_of_one_process_share_a_service() -> None:
+    with client_of(None) as first, client_of(None) as second, producing(first) as producer:
+        producer.put(name())
+        assert second.lookup([name()]) == [Entry(name(), producer.owner, b"place")]
+
+
+def test_the_service_outlasts_the_client_that_came_first() -> None:
+    first = MetadataClient(None, "ns")
+    first.open()
+    with client_of(None) as second:
+        before = second.status()["epoch"]
+        first.close()
+        assert second.status()["epoch"] == before
+
+
+def test_other_processes_find_it() -> None:
+    with client_of(None), child("client", "-") as process:
+        assert says(process) == str(os.getpid())
+
+
+def test_namespaces_have_services_of_their_own() -> None:
+    with client_of(None) as client, client_of(None, "other") as other:
+        assert client.status()["epoch"] != other.status()["epoch"]
+
+
+def test_nothing_is_left_when_the_last_one_ends(runtime: Path) -> None:
+    with client_of(None):
+        pass
+    assert [path.name for path in runtime.rglob("*") if path.is_file()] == ["ns.json.lock"]
+
+
+def test_another_serves_when_the_first_is_killed() -> None:
+    with child("client", "-") as process:
+        assert says(process) == str(process.pid)
+        with client_of(None) as client:
+            assert client.status()["pid"] == process.pid
+            process.kill()
+            process.wait()
+            assert client.status()["pid"] == os.getpid()
+
+
+def test_nothing_is_lost_when_the_one_that_serves_is_killed() -> None:
+    with child("client", "-") as first:
+        says(first)
+        with child("producer", "-", "20") as second, client_of(None) as client:
+            owner = says(second)
+            names = [name(f"x=3a{index}") for index in range(20)]
+            first.kill()
+            first.wait()
+            assert client.lookup(names) == [Entry(each, owner, b"place") for each in names]
+
+
+def test_another_serves_when_the_first_closes() -> None:
+    with child("client", "-") as process:
+        says(process)
+        with client_of(None) as client:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+            assert client.status()["pid"] == os.getpid()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_keeps_nobody_from_serving() -> None:
+    first = MetadataClient(None, "ns")
+    first.open()
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        first.close()
+        with child("client", "-") as process:
+            assert says(process) == str(process.pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_uses_its_parents_service() -> None:
+    with client_of(None) as client:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if client.status()["pid"] == os.getppid() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_file_is_this_users_alone(runtime: Path) -> None:
+    with client_of(None):
+        path = next(runtime.rglob("ns.json"))
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_without_the_files_secret_nobody_is_let_in(runtime: Path) -> None:
+    with client_of(None):
+        meeting = rendezvous.read(str(next(runtime.rglob("ns.json"))))
+        assert meeting is not None
+        with pytest.raises(Exception, match="secret"):
+            MetadataClient(meeting.address, "ns").open()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"sync": 0}', b"x" * 10_000])
+def test_a_file_that_says_nothing_is_written_anew(runtime: Path, content: bytes) -> None:
+    folder = runtime / "fd-routing" / str(os.geteuid())
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "ns.json").write_bytes(content)
+    with client_of(None) as client:
+        assert client.status()["pid"] == os.getpid()
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(runtime: Path) -> None:
+    folder = runtime / "fd-routing" / str(os.geteuid())
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with pytest.raises(StoreUnavailableError, match="alone"):
+        MetadataClient(None, "ns").open()
+
+
+def test_without_a_runtime_folder_a_temporary_one_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(rendezvous.os, "access", lambda *_: False)
+    monkeypatch.setattr(rendezvous.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert rendezvous.folder() == f"{tmp_path}/fd-routing-{os.geteuid()}"
