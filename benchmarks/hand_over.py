@@ -22,63 +22,30 @@ Ends with 1 if a gate is missed. Needs Paddle for ``readable``.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import importlib.util
-import logging
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import _blocked
 import _readable
+import _sections
 import _sustained
-from _report import Claim, Measure, show
-
-SECTIONS = ("blocked", "sustained", "readable")
 
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--rounds", type=int, default=30, help="counted rounds (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="which sections (default: all)")
+    parser = _sections.options(__doc__, ("blocked", "sustained", "readable"), 30)
     parser.add_argument(
         "--sizes", type=float, nargs="+", default=list(_blocked.SIZES_MIB), metavar="MIB", help="sizes for blocked"
     )
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="a folder in memory (default: %(default)s)"
-    )
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
+    args = _sections.parsed(parser)
     if "readable" in args.only and importlib.util.find_spec("paddle") is None:
         parser.error("readable needs Paddle: pip install paddlepaddle, or --only blocked sustained")
-    logging.getLogger("fastdeploy_routing_plugins").setLevel(logging.ERROR)
-    sections: dict[str, Callable[[Path], Iterator[Measure | Claim]]] = {
+    sections = {
         "blocked": lambda folder: _blocked.measure(folder, args.rounds, args.sizes),
         "sustained": lambda folder: _sustained.measure(folder, max(5, args.rounds // 5)),
         "readable": lambda folder: _readable.measure(folder, args.rounds),
     }
-    measures: list[Measure] = []
-    claims: list[Claim] = []
-    load = os.getloadavg()[0]
-    gc.disable()
-    for name in [name for name in SECTIONS if name in args.only]:
-        print(f"{name} ...", file=sys.stderr)
-        folder = Path(tempfile.mkdtemp(prefix="fd-routing-bench-", dir=args.tmpfs))
-        try:
-            for line in sections[name](folder):
-                (measures if isinstance(line, Measure) else claims).append(line)  # type: ignore[arg-type]
-        finally:
-            shutil.rmtree(folder)
-    facts = {"rounds": args.rounds, "cores": os.cpu_count(), "load before": round(load, 1)}
-    show(measures, claims, facts, as_json=args.json)
-    return 0 if all(claim.holds or not claim.gate for claim in claims) else 1
+    return _sections.run(sections, args)
 
 
 if __name__ == "__main__":

@@ -16,57 +16,22 @@ Ends with 1 if a gate is missed.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import logging
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
+import _sections
 import _shares
 import _turns
-from _report import Claim, Measure, show
-
-SECTIONS: dict[str, Callable[[Path, int], Iterator[Measure | Claim]]] = {
-    "stages": lambda folder, rounds: _shares.measure_stages(folder, rounds, 30),
-    "batch": lambda folder, rounds: _shares.measure_batch(folder, rounds, 64, 64),
-    "turns": _turns.measure,
-}
 
 
 def main() -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--rounds", type=int, default=15, help="counted rounds (default: %(default)s)")
-    parser.add_argument(
-        "--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="which sections (default: all)"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("/dev/shm"), help="where stores are (default: %(default)s)"
-    )
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    logging.getLogger("fastdeploy_routing_plugins").setLevel(logging.ERROR)
-    measures: list[Measure] = []
-    claims: list[Claim] = []
-    load = os.getloadavg()[0]
-    gc.disable()
-    for name in args.only:
-        print(f"{name} ...", file=sys.stderr)
-        folder = Path(tempfile.mkdtemp(prefix="fd-routing-bench-", dir=args.folder))
-        try:
-            for line in SECTIONS[name](folder, args.rounds):
-                (measures if isinstance(line, Measure) else claims).append(line)  # type: ignore[arg-type]
-        finally:
-            shutil.rmtree(folder)
-    facts = {"rounds": args.rounds, "cores": os.cpu_count(), "load before": round(load, 1)}
-    show(measures, claims, facts, as_json=args.json)
-    return 0 if all(claim.holds or not claim.gate for claim in claims) else 1
+    args = _sections.parsed(_sections.options(__doc__, ("stages", "batch", "turns"), 15))
+    sections = {
+        "stages": lambda folder: _shares.measure_stages(folder, args.rounds, 30),
+        "batch": lambda folder: _shares.measure_batch(folder, args.rounds, 64, 64),
+        "turns": lambda folder: _turns.measure(folder, args.rounds),
+    }
+    return _sections.run(sections, args)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.converting import FORMATS, check_options, convert, put, schema_options
-from fastdeploy_routing_plugins.cli.export import check_target, write_file
+from fastdeploy_routing_plugins.cli.export import ENDINGS, about, summary, write_file
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.cli.files import check_target
 from fastdeploy_routing_plugins.cli.importing import import_tree
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
@@ -104,7 +105,7 @@ def command(
     if output is None and rollout_id is None and not dry_run:
         raise UsageProblem("where to?", "--id ID puts it into the store, -o FILE saves it")
     if output is not None:
-        check_target(output, force)
+        check_target(output, force, ENDINGS)
     found = convert(path, form, schema, options)
     if choice is not None:
         found = [(number, rows) for number, rows in found if number == choice]
@@ -140,17 +141,10 @@ def _save(
         "choice": number,
         "file": str(output),
         "dry_run": dry_run,
-        "shape": list(record.routing.shape),
-        "dtype": str(record.routing.dtype),
-        "layers": list(record.part.layers),
-        "tokens": list(record.part.tokens),
-        "total_tokens": record.total_tokens,
-        "bytes": record.routing.nbytes,
+        **about(record),
     }
     if not out.document(report):
-        shape = " x ".join(map(str, record.routing.shape))
-        size = show_bytes(record.routing.nbytes)
-        out.line(f"{shape} (layers x tokens x top-k), {record.routing.dtype}, {size} -> {output}")
+        out.line(f"{summary(record)} -> {output}")
     return 0
 
 

@@ -16,9 +16,10 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, own_namespace_store_options
 from fastdeploy_routing_plugins.cli.cmd_try import throw_away
 from fastdeploy_routing_plugins.cli.demoing import TRANSPORTS, emptier, prepared, retains
-from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_time
+from fastdeploy_routing_plugins.cli.plotting import plot_option
 from fastdeploy_routing_plugins.cli.signals import cleaning_up, no_orphans
 from fastdeploy_routing_plugins.demo.run import run_demo
 from fastdeploy_routing_plugins.opening import open_store
@@ -33,6 +34,7 @@ from fastdeploy_routing_plugins.resolving.sources import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fastdeploy_routing_plugins.cli.plotting import Plot
     from fastdeploy_routing_plugins.demo.run import DemoReport
     from fastdeploy_routing_plugins.resolver import ResolvedStore
 
@@ -49,6 +51,7 @@ _PHASES = ("rollout", "trainer")
 )
 @click.option("--keep", is_flag=True, help="Leave the records in the store.")
 @click.option("--transport", type=click.Choice(TRANSPORTS), help="How routing comes to the trainer; for --store rdma.")
+@plot_option
 @own_namespace_store_options
 @common_options
 @click.pass_obj
@@ -62,12 +65,13 @@ def command(
     timeout: float,
     keep: bool,
     transport: str | None,
+    plot: Plot | None,
 ) -> int:  # fmt: skip
     """Run a small Mixture-of-Experts model in a rollout process, and replay its routing in a trainer process.
 
     Routing goes from the rollout process through a writer, its worker and a store to the trainer. The store is the
     one that is named, in a namespace of its own; without one, and with --store local alone, a folder of its own.
-    Exits with 1 if anything is missing or differs, or if replay does not help.
+    --plot draws what replay changes. Exits with 1 if anything is missing or differs, or if replay does not help.
     """
     if sabotage and requests < 2:
         raise UsageProblem("--sabotage swaps two records", "use --requests 2 or more")
@@ -117,7 +121,18 @@ def command(
         out.line("demo ok" if not failures else "demo failed")
     if keep:
         out.note(f"look at the records: {_look(store)}")
+    if plot is not None:
+        _draw(plot, report)
+        out.line(f"plot -> {plot.path}")
     return 1 if failures else 0
+
+
+def _draw(plot: Plot, report: DemoReport) -> None:
+    if not report.intact:
+        raise Failure("plot", "there is nothing to draw: no record arrived")
+    from fastdeploy_routing_plugins.cli import figures  # noqa: PLC0415 - only for pictures
+
+    plot.save(lambda figure: figures.replay(figure, report), width=10, height=4.5)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
-from fastdeploy_routing_plugins.cli.export import check_target, write_file
+from fastdeploy_routing_plugins.cli.export import ENDINGS, about, summary, write_file
 from fastdeploy_routing_plugins.cli.failures import naming
+from fastdeploy_routing_plugins.cli.files import check_target
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options, parse_range
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.output import Output, show_id
 from fastdeploy_routing_plugins.errors import StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
 
@@ -58,7 +59,7 @@ def command(
     FILE appears whole or not at all. A .safetensors file has the format of the store `local`: tensor "routing" and a
     header with schema, range and digests.
     """
-    check_target(output, force)
+    check_target(output, force, ENDINGS)
     with choose.open(out) as store:
         try:
             record = store.get(
@@ -73,21 +74,12 @@ def command(
         "id": record.key.rollout_id,
         "choice": record.key.choice,
         "file": str(output),
-        "shape": list(record.routing.shape),
-        "dtype": str(record.routing.dtype),
-        "layers": list(record.part.layers),
-        "tokens": list(record.part.tokens),
-        "total_tokens": record.total_tokens,
+        **about(record),
         "layer_ids": list(record.layer_ids),
         "num_experts": record.schema.num_experts,
         "attempt": record.attempt,
         "verified": not no_verify,
-        "bytes": record.routing.nbytes,
     }
     if not out.document(report):
-        shape = " x ".join(map(str, record.routing.shape))
-        out.line(
-            f"{show_id(rollout_id, choice)}: {shape} (layers x tokens x top-k), {record.routing.dtype}, "
-            f"{show_bytes(record.routing.nbytes)} -> {output}"
-        )
+        out.line(f"{show_id(rollout_id, choice)}: {summary(record)} -> {output}")
     return 0

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id, show_numbers
+from fastdeploy_routing_plugins.cli.plotting import plot_option, short_id
 from fastdeploy_routing_plugins.errors import AbortedError, CorruptDataError, StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
 
 if TYPE_CHECKING:
+    from fastdeploy_routing_plugins.cli.plotting import Plot
     from fastdeploy_routing_plugins.status import RolloutStatus
     from fastdeploy_routing_plugins.store.inspection import RolloutStat, VerifyReport
     from fastdeploy_routing_plugins.store.sync import SyncStore
@@ -25,14 +28,17 @@ _BAR = 32
 @click.argument("rollout_id", metavar="ID")
 @choice_option
 @click.option("--quick", is_flag=True, help="Read headers only: no digests, no use of experts.")
+@plot_option
 @store_options
 @common_options
 @click.pass_obj
-def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quick: bool) -> int:
-    """Describe one rollout: shape, coverage, digests, and how each layer uses its experts.
+def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quick: bool, plot: Plot | None) -> int:
+    """Describe one rollout: shape, coverage, digests, and how each layer uses its experts, which --plot draws.
 
     Exits with 1 if it is absent or damaged.
     """
+    if quick and plot is not None:
+        raise UsageProblem("--plot draws the use of experts, which --quick does not look at")
     key = RoutingKey(rollout_id, choice)
     with choose.open(out) as store:
         report = None if quick else store.verify(key)
@@ -57,7 +63,22 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
     }
     if not out.document(document):
         _print(out, document)
+    if plot is not None:
+        _draw(plot, report, key)
+        out.line(f"plot -> {plot.path}")
     return 1 if damaged else 0
+
+
+def _draw(plot: Plot, report: VerifyReport | None, key: RoutingKey) -> None:
+    if report is None or report.counts is None or report.schema is None or not report.counts.any():
+        raise Failure(
+            "plot", "there is no use of experts to draw: no part could be read, or there are too many experts"
+        )
+    from fastdeploy_routing_plugins.cli import figures  # noqa: PLC0415 - only for pictures
+
+    counts, layer_ids, name = report.counts, report.schema.layer_ids, short_id(key.rollout_id, key.choice)
+    height = min(12.0, 2.5 + 0.12 * len(layer_ids))
+    plot.save(lambda figure: figures.expert_load(figure, counts, layer_ids, name), width=10, height=height)
 
 
 def why_aborted(store: SyncStore, key: RoutingKey) -> str | None:
@@ -120,7 +141,7 @@ def _print(out: Output, doc: dict[str, Any]) -> None:
         ("digests", doc["digests"]),
     ]
     if experts:
-        rows.append(("experts", f"{experts} in each of the model's layers {_spans(doc['layer_ids'])}"))
+        rows.append(("experts", f"{experts} in each of the model's layers {show_numbers(doc['layer_ids'])}"))
     rows += [("missing", f"layers {_pair(m['layers'])}, tokens {_pair(m['tokens'])}") for m in doc["missing"]]
     for span in doc.get("weight_versions", ()):
         rows.append(("weights", f"tokens {span['start']}:{span['stop']} of version {span['version']}"))
@@ -152,14 +173,3 @@ def _print(out: Output, doc: dict[str, Any]) -> None:
 
 def _pair(bounds: list[int]) -> str:
     return f"{bounds[0]}:{bounds[1]}"
-
-
-def _spans(ids: list[int]) -> str:
-    """Returns ascending numbers as ranges, ``1-3,7``."""
-    spans: list[list[int]] = []
-    for value in ids:
-        if spans and value == spans[-1][1] + 1:
-            spans[-1][1] = value
-        else:
-            spans.append([value, value])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,28 +1,30 @@
-"""Routing as files for others: ``.npy``, and ``.safetensors`` in the format of the store ``local``."""
+"""Routing as files for others: ``.npy``, and ``.safetensors`` in the format of the store ``local``, read back too."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastdeploy_routing_plugins.backend import Buffer
-from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
-from fastdeploy_routing_plugins.envelope import PartHeader, digest_payload, encode_header, payload_of
-from fastdeploy_routing_plugins.stores.local.safefile import compose_head
+from fastdeploy_routing_plugins.backend import Blob, Buffer
+from fastdeploy_routing_plugins.cli.failures import UsageProblem
+from fastdeploy_routing_plugins.cli.files import write_whole
+from fastdeploy_routing_plugins.cli.output import show_bytes
+from fastdeploy_routing_plugins.envelope import PartHeader, decode_header, digest_payload, encode_header, payload_of
+from fastdeploy_routing_plugins.errors import CorruptDataError, InvalidRecordError, UnsupportedError
+from fastdeploy_routing_plugins.record import RoutingRecord
+from fastdeploy_routing_plugins.store.reading import Piece, decode_piece
+from fastdeploy_routing_plugins.stores.local.safefile import compose_head, head_size, parse_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import BinaryIO
 
-    from fastdeploy_routing_plugins.record import RoutingRecord
+_LENGTH_BYTES = 8  # what a file begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +71,8 @@ _WRITERS: dict[str, Callable[[BinaryIO, RoutingRecord, str], None]] = {
     ".npy": write_npy,
     ".safetensors": write_safetensors,
 }
-
-
-def check_target(path: Path, force: bool) -> None:
-    """Checks, before anything is read, that a file can be written there.
-
-    Raises:
-        UsageProblem: the ending is unknown, the folder is missing, or the file exists.
-    """
-    if path.suffix not in _WRITERS:
-        raise UsageProblem(f"{str(path)!r} must end in {' or '.join(_WRITERS)}")
-    if not path.parent.is_dir():
-        raise UsageProblem(f"there is no folder {str(path.parent)!r}")
-    if path.is_dir():
-        raise UsageProblem(f"{str(path)!r} is a folder")
-    if not force and os.path.lexists(path):
-        raise _exists(path)
+ENDINGS = tuple(_WRITERS)
+"""How the names of such files end."""
 
 
 def write_file(path: Path, record: RoutingRecord, namespace: str, force: bool) -> None:
@@ -100,35 +88,65 @@ def write_file(path: Path, record: RoutingRecord, namespace: str, force: bool) -
         UsageProblem: the file exists.
         Failure: it cannot be written.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    write_whole(path, force, lambda file: _WRITERS[path.suffix](file, record, namespace))
+
+
+def about(record: RoutingRecord) -> dict[str, Any]:
+    """Returns what documents say of a record that was saved."""
+    return {
+        "shape": list(record.routing.shape),
+        "dtype": str(record.routing.dtype),
+        "layers": list(record.part.layers),
+        "tokens": list(record.part.tokens),
+        "total_tokens": record.total_tokens,
+        "bytes": record.routing.nbytes,
+    }
+
+
+def summary(record: RoutingRecord) -> str:
+    """Returns the same for people."""
+    shape = " x ".join(map(str, record.routing.shape))
+    return f"{shape} (layers x tokens x top-k), {record.routing.dtype}, {show_bytes(record.routing.nbytes)}"
+
+
+def read_safetensors(path: Path) -> RoutingRecord:
+    """Reads a file that ``write_file`` wrote, or a part's file of the store ``local``; every digest is compared.
+
+    Raises:
+        UsageProblem: the file cannot be read.
+        CorruptDataError: it is no such file, or damaged.
+        UnsupportedError: a newer version of this package wrote it.
+        InvalidRecordError: it holds no routing, but a mark of the store.
+    """
     try:
-        try:
-            with open(temporary, "xb") as file:
-                _WRITERS[path.suffix](file, record, namespace)
-            if force:
-                os.replace(temporary, path)
-            else:
-                _rename_new(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-    except FileExistsError:
-        raise _exists(path) from None
+        with open(path, "rb") as file:
+            return _read(file)
     except OSError as err:
-        raise Failure("write", f"cannot write {str(path)!r}: {err.strerror or err}") from err
+        raise UsageProblem(f"cannot read {str(path)!r}: {err.strerror or err}") from err
+    except (CorruptDataError, UnsupportedError, InvalidRecordError) as err:
+        err.message = f"{str(path)!r}: {err.message}"
+        raise
 
 
-def _rename_new(temporary: Path, path: Path) -> None:
-    """Renames without replacing what appeared meanwhile."""
-    try:
-        os.link(temporary, path)
-    except OSError as err:
-        if err.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
-            raise
-        # A file system without hard links: taking the name first leaves an empty file for a moment.
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        os.replace(temporary, path)
-
-
-def _exists(path: Path) -> UsageProblem:
-    return UsageProblem(f"{str(path)!r} exists", "--force overwrites it")
+def _read(file: BinaryIO) -> RoutingRecord:
+    size = os.fstat(file.fileno()).st_size
+    beginning = file.read(_LENGTH_BYTES)
+    head = parse_head(beginning + file.read(head_size(beginning, size) - _LENGTH_BYTES), size)
+    header = decode_header(head.header)
+    if not isinstance(header, PartHeader):
+        raise InvalidRecordError("this file of a store holds no routing, but says that a rollout is over")
+    what = header.what()
+    payload = memoryview(file.read(head.nbytes))
+    _, routing = decode_piece(
+        Piece(header.name(), what, what.part, what.part), Blob(head.header, (payload,)), verify=True
+    )
+    return RoutingRecord(
+        routing=routing,
+        key=header.key(),
+        schema=header.schema(),
+        part=header.part(),
+        total_tokens=header.total_tokens,
+        attempt=header.attempt,
+        weight_versions=header.spans(),
+        producers=(header.producer,),
+    )

@@ -1,7 +1,8 @@
 """The command ``fd-routing``: finds the command's module, and turns every outcome into an exit code.
 
 Exit codes: 0 fine; 1 the answer is bad (absent, damaged, a failed check) or an internal error; 2 wrong usage or
-configuration; 130 interrupted; 141 the reader of our output went away.
+configuration; 130 interrupted; 141 the reader of our output went away. In ``diff`` 1 is an answer, and 2 is whatever
+keeps it from one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _COMMANDS = {
     "ls": "List the rollouts in a store.",
     "stat": "Describe one rollout: shape, coverage, expert use, digests.",
     "get": "Save a rollout's routing as .npy or .safetensors.",
+    "diff": "Compare two recorded routings layer by layer.",
     "convert": "Take routing over from SGLang, vLLM, FastDeploy or p2pstore.",
     "verify": "Read rollouts and check every byte.",
     "rm": "Delete rollouts.",
@@ -128,7 +130,7 @@ def _run(group: click.Group, arguments: list[str], out: Output) -> int:
     except UnwritableError as err:
         out.discard()
         out.note(f"error: {err}")
-        return 1
+        return out.trouble
     return code
 
 
@@ -152,12 +154,12 @@ def _outcome(group: click.Group, arguments: list[str], out: Output) -> int:
             traceback.print_exc()
         out.error(err.code, err.message, err.hint, problems=err.facts.get("problems"))
         wrong_input = isinstance(err, (ResolveError, InvalidKeyError, InvalidRecordError, SchemaMismatchError))
-        return 2 if wrong_input else 1
+        return 2 if wrong_input else out.trouble
     except Failure as err:
         if out.debug:
             traceback.print_exc()
         out.error(err.code, err.message, err.hint)
-        return 1
+        return out.trouble
     except (BrokenPipeError, UnwritableError):
         raise
     except Exception as err:  # noqa: BLE001 - the last resort: a line for people instead of a traceback
@@ -170,7 +172,7 @@ def _internal(err: Exception, out: Output) -> int:
     text = " ".join(str(err).split())[:200]
     hint = "" if out.debug else "run with --debug"
     out.error("internal", f"internal error: {type(err).__name__}: {text}" + (f" ({hint})" if hint else ""), "")
-    return 1
+    return out.trouble
 
 
 def _log_everything() -> None:

@@ -24,12 +24,14 @@ class Output:
         json: Whether the one result is a JSON document.
         debug: Whether tracebacks are shown.
         abandoned: Whether a store's call that hangs was left behind: the process must not wait for its threads.
+        trouble: The exit code of a command that could not do its work; 2 where 1 is an answer.
     """
 
     def __init__(self, stream: TextIO | None, *, json: bool = False, debug: bool = False) -> None:
         self.json = json
         self.debug = debug
         self.abandoned = False
+        self.trouble = 1
         self._stream = stream  # None if stdout was closed from the start
         self._documents = 0
 
@@ -235,3 +237,22 @@ def show_time(seconds: float) -> str:
         if seconds * scale < 1000:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds:.2f} s"
+
+
+def show_numbers(ascending: Sequence[int]) -> str:
+    """Returns ascending numbers as ranges, ``1-3,7``."""
+    spans: list[list[int]] = []
+    for value in ascending:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def show_share(part: int, whole: int) -> str:
+    """Returns a share in per cent, rounded down, so that only what is whole reads 100 %."""
+    if not whole:
+        return "-"
+    hundredths = part * 10_000 // whole
+    return f"{hundredths // 100}.{hundredths % 100:02}%"

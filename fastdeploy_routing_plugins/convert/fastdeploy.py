@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from ..errors import InvalidRecordError
-from ..hosts.fastdeploy.arrays import MAX_BFLOAT16_EXPERTS, decoded, fill_value
 from ..keys import shown
+from ..patterns import MAX_BFLOAT16_EXPERTS, MINUS_ONE, decoded, fill_value, rounded, shows_bfloat16
 from . import payload
 from .rows import ForeignRows, every_layer, filled_with, placed
 
@@ -31,23 +31,16 @@ if TYPE_CHECKING:
 
 DTYPES = {"uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
 """Names of the dtypes that FastDeploy's routing may have, and what they are as bytes."""
-_ONE = 0x3F80  # bfloat16 patterns: of 1.0, the smallest but 0, and of FastDeploy's fill value
-_MINUS_ONE = 0xBF80
 
 
 class _Choice(msgspec.Struct):
     index: payload.Count = 0
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: payload.Count | None = None
-    completion_tokens: payload.Count | None = None
-
-
 class _Reply(msgspec.Struct):
     routed_experts: str | None = None
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: payload.Usage | None = None
 
 
 def routing_dtype(num_experts: int, num_shared_experts: int = 0) -> str:
@@ -83,15 +76,11 @@ def ids_of(
     """
     fill = fill_value(array.dtype.newbyteorder("="))
     if array.dtype.kind == "u" and array.dtype.itemsize == 2:
-        few = schema.num_experts <= MAX_BFLOAT16_EXPERTS
-        missing = filled_with(array, fill) | filled_with(array, _MINUS_ONE)
+        missing = filled_with(array, fill) | filled_with(array, MINUS_ONE)
         known = array[~missing] if missing.any() else array
-        if bfloat16 and not few:
-            raise InvalidRecordError(
-                f"ids of {schema.num_experts} experts came as bfloat16, which rounds above {MAX_BFLOAT16_EXPERTS}",
-                hint='Paddle\'s dtype "uint16" is bfloat16; the engine has to keep ids in int32',
-            )
-        if bfloat16 or (few and known.size and int(known.max()) >= _ONE):
+        if bfloat16 and schema.num_experts > MAX_BFLOAT16_EXPERTS:
+            raise rounded(schema)
+        if bfloat16 or shows_bfloat16(known, schema):
             ids = np.full(array.shape, -1, np.int16)
             ids[~missing] = decoded(known.astype(np.uint16))
             return ids, -1
@@ -160,9 +149,8 @@ def read(
             f"the reply has {len(found.choices)} choices and the routing of one, without saying of which",
             hint="send requests with n=1, or give the engine a store",
         )
-    usage = found.usage or _Usage()
-    if num_tokens is None and usage.prompt_tokens is not None and usage.completion_tokens is not None:
-        num_tokens = usage.prompt_tokens + usage.completion_tokens
+    usage = found.usage or payload.Usage()
+    num_tokens = payload.total_tokens(num_tokens, usage.prompt_tokens, usage.completion_tokens)
     choice = found.choices[0].index if found.choices else 0
     return [(choice, rows(found.routed_experts, schema, dtype=dtype, num_tokens=num_tokens))]
 

@@ -29,6 +29,20 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """A number of tokens in a reply."""
 
 
+class Usage(msgspec.Struct):
+    """What a reply counts. Attributes ``prompt_tokens`` and ``completion_tokens``: None if it does not say."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+def total_tokens(stated: int | None, prompt: int | None, completion: int | None) -> int | None:
+    """Returns a sequence's tokens: what a caller states, else those of prompt and completion; None if not known."""
+    if stated is not None or prompt is None or completion is None:
+        return stated
+    return prompt + completion
+
+
 def too_large(nbytes: int) -> InvalidRecordError:
     """Returns the error of a payload that is not looked at."""
     return InvalidRecordError(f"a payload of {nbytes} bytes is over the limit of {MAX_BYTES}")

@@ -31,11 +31,9 @@ _DTYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "|u1"}
 _FILL = -1
 
 
-class _Meta(msgspec.Struct):
+class _Meta(payload.Usage):
     routed_experts: str | None = None
     routed_experts_dtype: str = "int32"
-    prompt_tokens: payload.Count | None = None
-    completion_tokens: payload.Count | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -50,7 +48,7 @@ class _Choice(msgspec.Struct):
 class _Reply(msgspec.Struct):
     meta_info: _Meta | None = None
     choices: list[_Choice] = []
-    usage: _Meta | None = None
+    usage: payload.Usage | None = None
 
 
 def decode(
@@ -127,9 +125,7 @@ def read(
     for choice, meta, counts in _answers(found):
         if meta.routed_experts is None:
             continue
-        tokens = num_tokens
-        if tokens is None and counts.prompt_tokens is not None and counts.completion_tokens is not None:
-            tokens = counts.prompt_tokens + counts.completion_tokens
+        tokens = payload.total_tokens(num_tokens, counts.prompt_tokens, counts.completion_tokens)
         how: dict[str, Any] = {"num_hidden_layers": num_hidden_layers, "start": start, "num_tokens": tokens}
         result.append((choice, rows(meta.routed_experts, schema, dtype=meta.routed_experts_dtype, **how)))
     if not result:
@@ -140,14 +136,14 @@ def read(
     return result
 
 
-def _answers(found: _Reply | list[_Answer]) -> list[tuple[int, _Meta, _Meta]]:
+def _answers(found: _Reply | list[_Answer]) -> list[tuple[int, _Meta, payload.Usage]]:
     """Returns, for each answer, its choice, what holds its routing, and what counts its tokens."""
     if isinstance(found, list):
         return [(index, answer.meta_info, answer.meta_info) for index, answer in enumerate(found)]
     if found.meta_info is not None:
         return [(0, found.meta_info, found.meta_info)]
     # The usage counts all choices together.
-    counts = found.usage if found.usage is not None and len(found.choices) == 1 else _Meta()
+    counts = found.usage if found.usage is not None and len(found.choices) == 1 else payload.Usage()
     return [(choice.index, choice.sgl_ext, counts) for choice in found.choices if choice.sgl_ext is not None]
 
 

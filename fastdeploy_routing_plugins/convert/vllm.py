@@ -38,14 +38,9 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: payload.Count | None = None
-    completion_tokens: payload.Count | None = None
-
-
 class _Reply(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: payload.Usage | None = None
     prompt_routed_experts: str | payload.Lists | None = None
 
 
@@ -121,18 +116,17 @@ def read(
         InvalidRecordError: as ``rows``, or the reply holds no routing.
     """
     found: _Reply = payload.parsed(reply, _Reply, "reply of vLLM")
-    usage = found.usage or _Usage()
+    usage = found.usage or payload.Usage()
     result = []
     for choice in found.choices:
         if choice.routed_experts is None:
             continue
-        tokens, generated = num_tokens, None
+        generated = None
         if choice.token_ids is not None:
             generated = len(choice.token_ids)
         elif len(found.choices) == 1:
             generated = usage.completion_tokens
-        if tokens is None and usage.prompt_tokens is not None and generated is not None:
-            tokens = usage.prompt_tokens + generated
+        tokens = payload.total_tokens(num_tokens, usage.prompt_tokens, generated)
         how: dict[str, Any] = {"num_hidden_layers": num_hidden_layers, "start": start, "num_tokens": tokens}
         prompt = found.prompt_routed_experts
         result.append((choice.index, rows(choice.routed_experts, schema, prompt=prompt, **how)))

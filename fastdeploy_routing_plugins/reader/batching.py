@@ -37,12 +37,17 @@ class Terms:
     Attributes:
         schema: The model's schema.
         rank: What this rank needs; None: everything, or what ``layers`` and ``layer_ids`` say.
+
+    Raises:
+        InvalidKeyError: ``layers`` and ``layer_ids`` are both stated, or are no ranges.
+        InvalidRecordError: Another argument is none.
+        UnsupportedError: A rank with some of the tokens is asked for what only whole samples have.
     """
 
     schema: RoutingSchema
     rank: RankLayout | None = None
     layers: Selection = None
-    layer_ids: tuple[int, ...] | None = None
+    layer_ids: Sequence[int] | None = None
     min_attempt: int = 0
     fresh: Freshness | None = None
     verify: bool = True
@@ -51,54 +56,36 @@ class Terms:
     tokens: slice | Sequence[slice] | None = None
     pad_to: int | None = None
 
-    @classmethod
-    def of(
-        cls,
-        schema: RoutingSchema,
-        rank: RankLayout | None,
-        *,
-        layers: Selection = None,
-        layer_ids: Sequence[int] | None = None,
-        min_attempt: int = 0,
-        fresh: Freshness | None = None,
-        verify: bool = True,
-        num_tokens: Sequence[int] | None = None,
-        rows: Rows = "n",
-        tokens: slice | Sequence[slice] | None = None,
-        pad_to: int | None = None,
-    ) -> Terms:
-        """Checks what a caller says.
-
-        Raises:
-            InvalidKeyError: ``layers`` and ``layer_ids`` are both stated, or are no ranges.
-            InvalidRecordError: Another argument is none.
-            UnsupportedError: A rank with some of the tokens is asked for what only whole samples have.
-        """
-        if layers is not None and layer_ids is not None:
+    def __post_init__(self) -> None:
+        if self.layers is not None and self.layer_ids is not None:
             raise InvalidKeyError("layers and layer_ids exclude each other")
-        bounds("layers", layers)
-        if layers is not None or layer_ids is not None:
-            rank = None
-        rule: object = rows
+        bounds("layers", self.layers)
+        if self.layers is not None or self.layer_ids is not None:
+            self._set("rank", None)
+        rule: object = self.rows
         if not isinstance(rule, str) or rule not in ROWS:
-            raise InvalidRecordError(f"rows must be one of {', '.join(ROWS)}, got {shown(rows)}")
-        if num_tokens is None and (rows != "n" or tokens is not None):
+            raise InvalidRecordError(f"rows must be one of {', '.join(ROWS)}, got {shown(rule)}")
+        if self.num_tokens is None and (self.rows != "n" or self.tokens is not None):
             raise InvalidRecordError(
-                f"rows={rows!r} and tokens={shown(tokens)} need num_tokens",
+                f"rows={self.rows!r} and tokens={shown(self.tokens)} need num_tokens",
                 hint="the number of tokens of each sample, before the trainer cuts any off",
             )
+        fresh: object = self.fresh
         if fresh is not None and not isinstance(fresh, Freshness):
             raise InvalidRecordError(f"{shown(fresh)} is no Freshness", hint="Freshness(current, max_staleness)")
-        listed = None if layer_ids is None else _listed("layer_ids", layer_ids)
-        counts = None if num_tokens is None else _listed("num_tokens", num_tokens)
-        pad_to = None if pad_to is None else _count("pad_to", pad_to)
-        terms = cls(schema, rank, layers, listed, min_attempt, fresh, verify, counts, rows, tokens, pad_to)
-        if terms.shared and (tokens is not None or rows == "shifted"):
+        for name in ("layer_ids", "num_tokens"):
+            if getattr(self, name) is not None:
+                self._set(name, _listed(name, getattr(self, name)))
+        if self.pad_to is not None:
+            self._set("pad_to", _count("pad_to", self.pad_to))
+        if self.shared and (self.tokens is not None or self.rows == "shifted"):
             raise UnsupportedError(
-                f"a rank with a share of a sample ({rank}) cannot cut or shift it",
+                f"a rank with a share of a sample ({self.rank}) cannot cut or shift it",
                 hint="cut before you divide: state layers= and tokens= yourself",
             )
-        return terms
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def shared(self) -> bool:
@@ -111,7 +98,7 @@ class Terms:
     def held(self) -> tuple[int, ...]:
         """The layers that are read, by the model's indices."""
         if self.layer_ids is not None:
-            return self.layer_ids
+            return tuple(self.layer_ids)
         if self.rank is not None:
             return self.rank.layer_ids(self.schema)
         return self.schema.layer_ids[slice(*bounds("layers", self.layers))]
@@ -140,9 +127,8 @@ class Terms:
         return ask if tokens is None else self._within(ask, tokens)
 
     def _ask(self, key: RoutingKey, count: int | None, keep: slice | None) -> Ask:
-        ask = Ask(
-            key, self.layers, None, self.layer_ids, self.min_attempt, self.verify, fresh=self.fresh, rank=self.rank
-        )  # fmt: skip
+        layer_ids = None if self.layer_ids is None else tuple(self.layer_ids)
+        ask = Ask(key, self.layers, None, layer_ids, self.min_attempt, self.verify, fresh=self.fresh, rank=self.rank)
         if self.shared:
             ask = replace(ask, length=count if self.pad_to is None else self.pad_to)
         if count is None:

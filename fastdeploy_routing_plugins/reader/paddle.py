@@ -33,32 +33,7 @@ def replay_topk(
 ) -> tuple[Any, Any]:
     """Uses the recorded experts, with weights that the live router gives them; replaces a router's own top-k.
 
-    With ``p = scoring(scores)``, the weights are ``scale * p[ids]``, normalised as ``norm`` says. Gradients flow
-    through the weights into ``scores`` as they do in a router that chose these experts itself. Everything is computed
-    in float32 (float64 if ``scores`` are), whatever ``amp.auto_cast`` says, and without waiting for the device. Sums
-    are normalised in log space, so that experts which the live router thinks little of still get weights and
-    gradients.
-
-    Args:
-        scores: The live router's output, float ``[..., experts]``: logits, or with ``scoring="none"`` weights of
-            any kind.
-        ids: The recorded experts of this layer, integers ``[..., top_k]``, as ``RoutingBatch.to_paddle`` gives them.
-        mask: bool ``[...]``, False where nothing was recorded: the live selection is used there. None: replay all.
-        norm: ``"none"``; ``"sum"``: the weights of a token sum up to ``scale``; ``"softmax"``: the weights are a
-            softmax over the chosen experts' ``scores`` (for ``scoring="softmax"`` that is the same as ``"sum"``).
-        scoring: ``"softmax"`` over all experts, ``"sigmoid"``, or ``"none"``.
-        bias: Float ``[experts]``, added to ``p`` for the live selection only; it enters neither weights nor
-            gradients (DeepSeek-V3's ``e_score_correction_bias``).
-        scale: Factor of the weights (``routed_scaling_factor``).
-        live_ids: The live selection, integers ``[..., top_k]``, for routers whose selection is more than a top-k of
-            ``p + bias`` (expert groups, for example). Only used where ``mask`` is False.
-        check: Whether ids are compared with the number of experts, which waits for the device.
-
-    Returns:
-        Weights, float32 or float64 ``[..., top_k]``, and the experts used, int64 ``[..., top_k]``.
-
-    Raises:
-        InvalidRecordError: Shapes, dtypes or options do not fit, or, with ``check``, an id is out of range.
+    Tensors are Paddle's; ``ids`` are as ``RoutingBatch.to_paddle`` gives them. ``amp.auto_cast`` has no effect here.
     """
     if paddle.in_dynamic_mode():  # while to_static traces, shapes may be open
         options: dict[str, Any] = {"norm": norm, "scoring": scoring, "scale": scale}
@@ -75,6 +50,9 @@ def replay_topk(
         index = paddle.where(chosen < 0, paddle.full_like(chosen, logits.shape[-1]), chosen)
         weights = _weights(logits, index, norm, scoring)
         return (weights if scale == 1.0 else weights * scale), chosen
+
+
+replay.documented(replay_topk)  # no decorator: paddle.jit.to_static would translate it, too, and compute otherwise
 
 
 def _select(logits: Any, bias: Any, scoring: str, top_k: int) -> Any:

@@ -15,72 +15,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import ConfigError, InvalidKeyError
 from ..keys import as_int, shown
-from ..names import MAX_LAYERS, MAX_TOKENS
+from ..names import MAX_LAYERS
+from .splits import Range, checked, contiguous, even, picked, within, zigzag
 
 if TYPE_CHECKING:
     from ..schema import RoutingSchema
 
 T = TypeVar("T")
-Range = tuple[int, int]
 
 _AXES = ("tp", "cp", "dp", "pp")
 _SPLITS = ("zigzag", "contiguous")
-
-
-def even(total: int, rank: int, size: int) -> Range:
-    """Returns a rank's range of ``total`` items in order, as even as can be: the first ranks have one more.
-
-    Raises:
-        InvalidKeyError: ``rank`` is not one of ``size``, or a number is negative.
-    """
-    total, rank, size = _count("total", total, 0), _count("rank", rank, 0), _count("size", size, 1)
-    if rank >= size:
-        raise InvalidKeyError(f"rank {rank} is not one of {size}")
-    base, more = divmod(total, size)
-    start = rank * base + min(rank, more)
-    return start, start + base + (rank < more)
-
-
-def contiguous(length: int, rank: int, size: int) -> tuple[Range, ...]:
-    """Returns a rank's tokens if each has one piece: ``length`` is padded up to ``size`` equal ones."""
-    even(length, rank, size)  # checks them
-    chunk = -(-length // size)
-    return _within([(rank * chunk, (rank + 1) * chunk)], length)
-
-
-def zigzag(length: int, rank: int, size: int) -> tuple[Range, ...]:
-    """Returns a rank's tokens if each has an early and a late piece, which balances causal attention.
-
-    ``length`` is padded up to ``2 * size`` equal chunks; a rank has chunk ``rank`` and chunk ``2 * size - 1 - rank``,
-    in this order, as in Megatron-LM, TransformerEngine and ring attention.
-    """
-    even(length, rank, size)  # checks them
-    chunk = -(-length // (2 * size))
-    late = 2 * size - 1 - rank
-    return _within([(rank * chunk, (rank + 1) * chunk), (late * chunk, (late + 1) * chunk)], length)
-
-
-def _within(ranges: Iterable[Range], total: int) -> tuple[Range, ...]:
-    """Cuts ranges to ``0:total``; joins neighbours and leaves empty ones out."""
-    kept: list[Range] = []
-    for start, stop in ranges:
-        stop = min(stop, total)
-        if kept and start < stop and kept[-1][1] == start:
-            kept[-1] = kept[-1][0], stop
-        elif start < stop:
-            kept.append((start, stop))
-    return tuple(kept)
-
-
-def _slice(ranges: Sequence[Range], start: int, stop: int) -> list[Range]:
-    """Returns items ``start:stop`` of the items that ranges list one after the other."""
-    found, at = [], 0
-    for first, last in ranges:
-        low, high = max(start, at), min(stop, at + last - first)
-        if low < high:
-            found.append((first + low - at, first + high - at))
-        at += last - first
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +43,7 @@ class ParallelLayout:
         order: Which neighbour ranks share what, fastest axis first. ``"tp-cp-dp-pp"`` is Megatron-LM's default, and
             Paddle's (fleet's ``hybrid_parallel_order``) where data parallelism is its axis ``sharding``;
             ``"tp-cp-pp-dp"`` is Paddle's where it is ``dp``.
-        cp_split: ``"zigzag"`` or ``"contiguous"``; see the functions of these names.
+        cp_split: ``"zigzag"`` or ``"contiguous"``; see the functions of these names in ``splits``.
         sequence_parallel: Whether the routers of tensor-parallel ranks see different tokens.
 
     Raises:
@@ -269,8 +213,8 @@ class RankLayout:
         Raises:
             InvalidKeyError: A number is negative, or ``total`` is greater than ``length``.
         """
-        length = _count("length", length, 0)
-        known = length if total is None else _count("total", total, 0)
+        length = checked("length", length, 0)
+        known = length if total is None else checked("total", total, 0)
         if known > length:
             raise InvalidKeyError(f"{known} tokens are recorded, more than the {length} that are to be divided")
         padded = self._padded(length)
@@ -278,13 +222,13 @@ class RankLayout:
         mine: Sequence[Range] = cut(padded, self.cp, self.layout.cp)
         if self._slices > 1:
             each = self.local_length(length)
-            mine = _slice(mine, self.tp * each, (self.tp + 1) * each)
-        return _within(mine, known)
+            mine = picked(mine, self.tp * each, (self.tp + 1) * each)
+        return within(mine, known)
 
     def _padded(self, length: int) -> int:
         zigzags = self.layout.cp > 1 and self.layout.cp_split == "zigzag"
         multiple = self.layout.cp * self._slices * (2 if zigzags else 1)
-        return -(-_count("length", length, 0) // multiple) * multiple
+        return -(-checked("length", length, 0) // multiple) * multiple
 
     @property
     def _slices(self) -> int:
@@ -299,7 +243,7 @@ class RankLayout:
 @lru_cache(maxsize=64)
 def _layer_ranges(rank: RankLayout, schema: RoutingSchema) -> tuple[Range, ...]:
     place = {layer: position for position, layer in enumerate(schema.layer_ids)}
-    return _within([(place[layer], place[layer] + 1) for layer in rank.layer_ids(schema)], schema.num_layers)
+    return within([(place[layer], place[layer] + 1) for layer in rank.layer_ids(schema)], schema.num_layers)
 
 
 def _explicit(stages: Sequence[int | Iterable[int]]) -> tuple[tuple[int, ...], ...]:
@@ -317,13 +261,6 @@ def _explicit(stages: Sequence[int | Iterable[int]]) -> tuple[tuple[int, ...], .
     if any(b <= a for stage in listed for a, b in pairwise(stage)):
         raise _wrong("the layers of a stage must be listed once each, in order")
     return tuple(listed)
-
-
-def _count(what: str, value: object, low: int) -> int:
-    number = as_int(value)
-    if number is None or not low <= number <= MAX_TOKENS:
-        raise InvalidKeyError(f"{what} must be an integer from {low} on, got {shown(value)}")
-    return number
 
 
 def _listed(layers: Sequence[int]) -> str:

@@ -1,12 +1,16 @@
-"""What ``replay_topk`` of both frameworks agrees on: its arguments, and the errors that they raise. Free of both."""
+"""What ``replay_topk`` of both frameworks agrees on: its words, its arguments, and what they raise. Free of both."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import InvalidRecordError
 from ..keys import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Norm = Literal["none", "sum", "softmax"]
 Scoring = Literal["softmax", "sigmoid", "none"]
@@ -14,6 +18,37 @@ Scoring = Literal["softmax", "sigmoid", "none"]
 NORMS = ("none", "sum", "softmax")
 SCORINGS = ("softmax", "sigmoid", "none")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_WORDS = """
+With ``p = scoring(scores)``, the weights are ``scale * p[ids]``, normalised as ``norm`` says. Gradients flow through
+the weights into ``scores`` as they do in a router that chose these experts itself. Everything is computed in float32
+(float64 if ``scores`` are), and without waiting for the device. Sums are normalised in log space, so that experts
+which the live router thinks little of still get weights and gradients.
+
+Args:
+    scores: The live router's output, float ``[..., experts]``: logits, or with ``scoring="none"`` weights of any kind.
+    ids: The recorded experts of this layer, integers ``[..., top_k]``.
+    mask: bool ``[...]``, False where nothing was recorded: the live selection is used there. None: replay all.
+    norm: ``"none"``; ``"sum"``: the weights of a token sum up to ``scale``; ``"softmax"``: the weights are a softmax
+        over the chosen experts' ``scores`` (for ``scoring="softmax"`` that is the same as ``"sum"``).
+    scoring: ``"softmax"`` over all experts, ``"sigmoid"``, or ``"none"``.
+    bias: Float ``[experts]``, added to ``p`` for the live selection only; it enters neither weights nor gradients
+        (DeepSeek-V3's ``e_score_correction_bias``).
+    scale: Factor of the weights (``routed_scaling_factor``).
+    live_ids: The live selection, integers ``[..., top_k]``, for routers whose selection is more than a top-k of
+        ``p + bias`` (expert groups, for example). Only used where ``mask`` is False.
+    check: Whether ids are compared with the number of experts, which waits for the device.
+
+Returns:
+    Weights, float32 or float64 ``[..., top_k]``, and the experts used, int64 ``[..., top_k]``.
+
+Raises:
+    InvalidRecordError: Shapes, dtypes or options do not fit, or, with ``check``, an id is out of range.
+"""
+
+
+def documented(replay_topk: Callable[..., Any]) -> None:
+    """Completes the words of a framework's ``replay_topk`` by those that hold for both."""
+    replay_topk.__doc__ = f"{inspect.cleandoc(replay_topk.__doc__ or '')}\n{_WORDS}"
 
 
 def check_arguments(

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import InvalidKeyError, InvalidRecordError, RoutingError, StoreClosedError, UnsupportedError
-from ..keys import RoutingKey, as_key, shown
+from ..errors import UnsupportedError
+from ..keys import as_key
 from ..store.fetching import Clock
-from . import asking, gathering, turns
+from . import asking, gathering, several, turns
 from .batching import Terms
 from .handle import ReaderHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..errors import StoreError
+    from ..keys import RoutingKey
     from ..record import RoutingRecord
     from ..store.routing_store import RoutingStore
     from ..store.selection import Selection
     from .alignment import Rows
-    from .asking import Ask, Reading
+    from .asking import Reading
     from .batch import RoutingBatch, Side
-    from .opened import Concurrent
     from .staleness import Freshness, StaleSpan
 
     Key = str | RoutingKey
     OnMissing = Literal["raise", "mask"]
-
-_LOOK = 1.0  # s between looks whether the reader was closed under an iteration
 
 
 class RoutingReader(ReaderHandle):
@@ -100,7 +96,7 @@ class RoutingReader(ReaderHandle):
             ConflictError: Parts contradict each other.
         """
         counts = None if num_tokens is None else [num_tokens]
-        terms = Terms.of(
+        terms = Terms(
             self.schema, self.layout, layers=layers, layer_ids=layer_ids, min_attempt=min_attempt, fresh=fresh,
             verify=verify, num_tokens=counts, rows=rows, pad_to=pad_to,
         )  # fmt: skip
@@ -152,7 +148,7 @@ class RoutingReader(ReaderHandle):
             RoutingError: As ``get``.
         """
         place, clock = as_key(key, choice), Clock(timeout)
-        terms = Terms.of(self.schema, self.layout, min_attempt=min_attempt, fresh=fresh, verify=verify)
+        terms = Terms(self.schema, self.layout, min_attempt=min_attempt, fresh=fresh, verify=verify)
         terms.ask(place, (0, 0))  # says now if the rank's layers are no single range
         if self.layout is not None and self.layout.splits_tokens:
             raise UnsupportedError(
@@ -222,9 +218,8 @@ class RoutingReader(ReaderHandle):
             LengthMismatchError: A rollout has another number of tokens than ``num_tokens`` says.
             InvalidRecordError: The arguments do not fit each other.
         """
-        mask = _masks(on_missing)
-        keys = _keys(ids)
-        terms = Terms.of(
+        mask, keys = several.masks(on_missing), several.keys(ids)
+        terms = Terms(
             self.schema, self.layout, layers=layers, layer_ids=layer_ids, min_attempt=min_attempt, verify=verify,
             fresh=None if mask else fresh, num_tokens=num_tokens, rows=rows, tokens=tokens, pad_to=pad_to,
         )  # fmt: skip
@@ -258,13 +253,10 @@ class RoutingReader(ReaderHandle):
         Raises:
             RoutingError: As ``get_batch``; what is wrong with all of them, at once.
         """
-        given = list(_some(ids))
-        asks = Terms.of(self.schema, self.layout, **terms).asks(_keys(given))
-        mask = _masks(on_missing)
-        results: queue.SimpleQueue[tuple[int, Reading | RoutingError]] = queue.SimpleQueue()
-        concurrent = self._own().concurrent()
-        end = concurrent.begin(asks, Clock(timeout), lambda index, result: results.put((index, result)))
-        return _yielded(concurrent, given, asks, results, end, mask=mask)
+        given = list(several.some(ids))
+        asks = Terms(self.schema, self.layout, **terms).asks(several.keys(given))
+        mask = several.masks(on_missing)
+        return several.completed(self._own().concurrent(), given, asks, Clock(timeout), mask=mask)
 
     def prefetch(self, ids: Iterable[Key], timeout: float = 600.0, **terms: Any) -> None:
         """Begins to read rollouts in the background, within the reader's bounds, and returns.
@@ -277,7 +269,7 @@ class RoutingReader(ReaderHandle):
             timeout: Seconds to wait for what is absent.
             **terms: As for ``as_completed``; ranges must be those of the later call.
         """
-        asks = Terms.of(self.schema, self.layout, **terms).asks(_keys(ids))
+        asks = Terms(self.schema, self.layout, **terms).asks(several.keys(ids))
         if self.layer_ids:
             self._own().concurrent().run(lambda _, prefetched: prefetched.add(asks, timeout))
 
@@ -289,8 +281,7 @@ class RoutingReader(ReaderHandle):
         Args:
             ids: Rollout ids or ``RoutingKey``s.
         """
-        keys = _keys(ids)
-        own = self._own()
+        keys, own = several.keys(ids), self._own()
         if own.begun is not None:
             own.begun.run(lambda store, prefetched: gathering.release(store, prefetched, keys))
         if own.begun is None or own.begun.loop is not own.store.loop:  # a blocking backend's other handle
@@ -302,62 +293,7 @@ class RoutingReader(ReaderHandle):
         Raises:
             NotFoundError: One of them is not stored.
         """
-        given = list(_some(ids))
-        stats = self._own().concurrent().run(lambda store, _: gathering.stats(store, _keys(given)))
+        given = list(several.some(ids))
+        stats = self._own().concurrent().run(lambda store, _: gathering.stats(store, several.keys(given)))
         spans = [fresh.stale(stat.weight_versions, [(0, turns.covered(stat.status))]) for stat in stats]
         return {key: some for key, some in zip(given, spans, strict=True) if some}
-
-
-def _some(ids: Iterable[Key]) -> Iterable[Key]:
-    """Returns ids that are several: one text is one id, not its characters."""
-    if isinstance(ids, (str, RoutingKey)) or not isinstance(ids, Iterable):
-        raise InvalidKeyError(f"ids must be a list of rollout ids, got {shown(ids)}", hint="[id] for a single one")
-    return ids
-
-
-def _keys(ids: Iterable[Key]) -> list[RoutingKey]:
-    return [as_key(key) for key in _some(ids)]
-
-
-def _masks(on_missing: object) -> bool:
-    if on_missing not in ("raise", "mask"):
-        raise InvalidRecordError(f"on_missing must be raise or mask, got {shown(on_missing)}")
-    return on_missing == "mask"
-
-
-def _yielded(
-    concurrent: Concurrent,
-    given: Sequence[Key],
-    asks: Sequence[Ask],
-    results: queue.SimpleQueue[tuple[int, Reading | RoutingError]],
-    end: Callable[[], None],
-    *,
-    mask: bool,
-) -> Iterator[tuple[Key, Reading | StoreError]]:
-    """Yields results as they come, the failures of single rollouts last; ends what is under way when it is left."""
-    failed: dict[int, StoreError] = {}
-    try:
-        for _ in asks:
-            index, result = _next(concurrent, results)
-            if not isinstance(result, RoutingError):
-                yield given[index], result
-            elif not isinstance(result, gathering.ABOUT_ONE):
-                raise result
-            elif mask:
-                yield given[index], result
-            else:
-                failed[index] = result
-        gathering.raise_together(failed, asks)
-    finally:
-        end()
-
-
-def _next(
-    concurrent: Concurrent, results: queue.SimpleQueue[tuple[int, Reading | RoutingError]]
-) -> tuple[int, Reading | RoutingError]:
-    while True:
-        try:
-            return results.get(timeout=_LOOK)
-        except queue.Empty:
-            if not concurrent.loop.alive:
-                raise StoreClosedError("the reader was closed during the iteration") from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..keys import RoutingKey
     from ..record import RoutingRecord, WeightSpan
     from ..schema import RoutingSchema
-    from .ranges import Range
+    from .splits import Range
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from .helpers import COMMAND, GOOD_PLUGIN, environment, install, invoke, routing
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins import SyncStore
 
-COMMANDS = ("list", "show", "check", "try", "ls", "stat", "get", "verify", "rm", "clean", "demo")
+COMMANDS = ("list", "show", "check", "try", "ls", "stat", "get", "diff", "convert", "verify", "rm", "clean", "demo")
 HEAVY = re.compile(
     r"numpy|paddle|torch|rich|msgspec|pluggy|zmq|xxhash|fastdeploy_routing_plugins\.(stores|store|demo)"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -99,6 +100,14 @@ def test_rows_that_an_engine_does_not_know_are_absent_parts(handed_over):
     with pytest.raises(IncompleteError) as caught:
         handed_over[0].get("vllm:2:0:0")
     assert [str(part) for part in caught.value.missing] == ["layers 0:11, tokens 0:16"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_torch_trainer_comes_closer_to_the_engine_with_replay(method):
+    command = [sys.executable, ROOT / "examples" / "torch_reader.py", "--samples", "16", "--start-method", method]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout.count("step ")) == (0, 2), done.stderr
 
 
 @pytest.mark.parametrize("store", ["local", "noop"])

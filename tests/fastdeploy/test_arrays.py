@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins import RoutingSchema
 from fastdeploy_routing_plugins.errors import InvalidRecordError
-from fastdeploy_routing_plugins.hosts.fastdeploy.arrays import (
-    decoded,
-    fill_value,
-    integers,
-    real_rows,
-    without_padding,
-)
+from fastdeploy_routing_plugins.hosts.fastdeploy.arrays import integers, real_rows, without_padding
 from fastdeploy_routing_plugins.hosts.fastdeploy.gather import Rows
+from fastdeploy_routing_plugins.patterns import decoded, fill_value
 
 SCHEMA = RoutingSchema(num_experts=256, top_k=2, layer_ids=range(3))
 WIDE = RoutingSchema(num_experts=257, top_k=2, layer_ids=range(3))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins import ParallelLayout, RankLayout, RoutingSchema
 from fastdeploy_routing_plugins.errors import ConfigError, InvalidKeyError
-from fastdeploy_routing_plugins.reader.ranges import contiguous, even, zigzag
+from fastdeploy_routing_plugins.reader.splits import contiguous, even, zigzag
 
 SCHEMA = RoutingSchema(64, 4, range(3, 61))  # DeepSeek's form: 61 layers, the first three dense
 

@@ -1,34 +1,19 @@
-"""What FastDeploy hands over as routing, as integers: bfloat16 bit patterns, fill values, unfilled rows at the end.
-
-Paddle has no uint16: its dtype of that name is bfloat16, which holds integers exactly up to 256. From 255 experts on
-FastDeploy keeps ids in it, so that NumPy shows bit patterns (200 as 17224).
-"""
+"""What FastDeploy hands over as routing, as integers, without the unfilled rows at its end."""
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...arrays import layer_first
 from ...errors import InvalidRecordError, UnsupportedError
+from ...patterns import MAX_BFLOAT16_EXPERTS, MINUS_ONE, decoded, fill_value, rounded, shows_bfloat16
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ...schema import RoutingSchema
-
-MAX_BFLOAT16_EXPERTS = 256
-_ONE = 0x3F80  # the pattern of 1.0; those of smaller positive integers: only 0
-_MINUS_ONE = 0xBF80
-
-
-@functools.lru_cache(maxsize=32)
-def fill_value(dtype: np.dtype[Any] | str) -> int:
-    """Returns what marks a row that was never filled: -1, or what it wraps to in an unsigned type."""
-    info = np.iinfo(np.dtype(dtype))
-    return -1 if info.min < 0 else int(info.max)
 
 
 def refuse_rounded(schema: RoutingSchema, dtype: str) -> None:
@@ -74,47 +59,18 @@ def integers(array: npt.NDArray[Any], schema: RoutingSchema, *, bfloat16: bool =
     if array.dtype != np.uint16 or not (bfloat16 or shows_bfloat16(array, schema)):
         return array
     if schema.num_experts > MAX_BFLOAT16_EXPERTS:
-        raise InvalidRecordError(
-            f"ids of {schema.num_experts} experts came as bfloat16, which rounds above {MAX_BFLOAT16_EXPERTS}",
-            hint='Paddle\'s dtype "uint16" is bfloat16; use int32 for ids',
-        )
+        raise rounded(schema)
     return decoded(array)
-
-
-def shows_bfloat16(array: npt.NDArray[Any], schema: RoutingSchema) -> bool:
-    """Whether 16-bit values are bfloat16 patterns: up to 256 experts no id is as large as the pattern of 1."""
-    return schema.num_experts <= MAX_BFLOAT16_EXPERTS and array.size > 0 and int(array.max()) >= _ONE
-
-
-def decoded(bits: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Returns the integers from 0 to 255 that bfloat16 bit patterns stand for.
-
-    Raises:
-        InvalidRecordError: a pattern stands for something else.
-    """
-    floats = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
-    whole = (floats >= 0) & (floats < MAX_BFLOAT16_EXPERTS)  # false for patterns that are no numbers
-    ids = np.where(whole, floats, 0).astype(np.uint8)
-    wrong = ~whole | (ids != floats)
-    if wrong.any():
-        bad = int(bits[wrong].ravel()[0])
-        raise InvalidRecordError(
-            f"the bit pattern {bad:#06x} is no bfloat16 integer from 0 to {MAX_BFLOAT16_EXPERTS - 1}",
-            hint="rows that were never captured look like this"
-            if bad in (0xFFFF, _MINUS_ONE)
-            else "ids came rounded, or as something else than bfloat16",
-        )
-    return ids
 
 
 def filled(row: npt.NDArray[Any]) -> bool:
     """Whether any id in one token's row, in any layer, is there."""
     fill = fill_value(row.dtype)
-    if row.item(0) not in (fill, _MINUS_ONE):  # that tells nearly always, and costs least
+    if row.item(0) not in (fill, MINUS_ONE):  # that tells nearly always, and costs least
         return True
     empty = row == fill
     if row.dtype == np.uint16:
-        empty |= row == _MINUS_ONE
+        empty |= row == MINUS_ONE
     return not bool(empty.all())
 
 
@@ -130,7 +86,7 @@ def without_padding(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     fill = fill_value(array.dtype)
     empty = array == fill
     if array.dtype == np.uint16:
-        empty |= array == _MINUS_ONE
+        empty |= array == MINUS_ONE
     real = np.flatnonzero(~empty.all(axis=(0, 2)))
     if not real.size:
         raise nothing_captured(tokens)

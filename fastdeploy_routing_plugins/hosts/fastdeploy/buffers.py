@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UnsupportedError
-from .arrays import fill_value
+from ...patterns import fill_value
 from .gate import Arguments
 from .segments import OwnedSegment, Segment
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArenaFullError, UnsupportedError
-from .arrays import fill_value, shows_bfloat16
+from ...patterns import fill_value, shows_bfloat16
 from .buffers import patch_buffer, patch_view
 from .gate import Arguments, Shape, collecting, fits, has
 from .gather import Rows

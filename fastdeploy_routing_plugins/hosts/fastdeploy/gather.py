@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InvalidRecordError
-from .arrays import decoded, filled, nothing_captured
+from ...patterns import decoded
+from .arrays import filled, nothing_captured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

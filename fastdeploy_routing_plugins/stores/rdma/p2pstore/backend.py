@@ -268,8 +268,8 @@ class P2pBackend(BlockingBackend):
         record = parsed(generation)
         metadata = record.get("metadata")
         size = metadata.get("data_size") if isinstance(metadata, dict) else 0
+        client = self._client()  # may take a while the first time
         deadline = time_limit(self._config.timeout, size if isinstance(size, int) and 0 < size < 1 << 40 else 0)
-        client = self._client()
         while True:
             raw = client.fetch(record, deadline)
             if raw is not None:
