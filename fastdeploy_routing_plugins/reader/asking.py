@@ -47,6 +47,7 @@ class Ask:
     layer_ids: tuple[int, ...] | None = None
     min_attempt: int = 0
     verify: bool = True
+    view: bool = False
     recorded: int | None = None
     length: int | None = None
     fresh: Freshness | None = None
@@ -61,7 +62,9 @@ class Ask:
     def query(self, schema: RoutingSchema) -> fetching.Query:
         """What has to be covered before it can be read; the total has to be known where no range is stated."""
         if self.rank is None:
-            return fetching.Query(self.key, self.layers, self.tokens, self.layer_ids, self.min_attempt, self.verify)
+            return fetching.Query(
+                self.key, self.layers, self.tokens, self.layer_ids, self.min_attempt, self.verify, self.view
+            )
         ranges = self.rank.layer_ranges(schema)
         layers = min(start for start, _ in ranges), max(stop for _, stop in ranges)
         return fetching.Query(self.key, layers, min_attempt=self.min_attempt)
@@ -112,6 +115,7 @@ async def read(store: RoutingStore, ask: Ask, timeout: float) -> Reading:
             layer_ids=ask.layer_ids,
             min_attempt=ask.min_attempt,
             verify=ask.verify,
+            view=ask.view,
         )
     )
 
@@ -132,7 +136,7 @@ async def _read_share(store: RoutingStore, ask: Ask, clock: Clock) -> Reading:
     if len(layers) == 1 and not rank.splits_tokens:
         some = None if layers[0] == (0, _schema(store).num_layers) else layers[0]
         return await store.get(
-            ask.key, timeout=left(clock), layers=some, min_attempt=ask.min_attempt, verify=ask.verify
+            ask.key, timeout=left(clock), layers=some, min_attempt=ask.min_attempt, verify=ask.verify, view=ask.view
         )  # fmt: skip
     for _ in range(_ANEW):
         status = await wait(store, ask, left(clock))
@@ -156,7 +160,13 @@ async def _read_share(store: RoutingStore, ask: Ask, clock: Clock) -> Reading:
 async def _piece(
     store: RoutingStore, ask: Ask, layers: tuple[int, int], tokens: tuple[int, int], clock: Clock
 ) -> RoutingRecord:
-    where = {"layers": layers, "tokens": tokens, "min_attempt": ask.min_attempt, "verify": ask.verify}
+    where = {
+        "layers": layers,
+        "tokens": tokens,
+        "min_attempt": ask.min_attempt,
+        "verify": ask.verify,
+        "view": ask.view,
+    }
     return await store.get(ask.key, timeout=left(clock), **where)  # type: ignore[arg-type]
 
 

@@ -51,6 +51,7 @@ class Terms:
     min_attempt: int = 0
     fresh: Freshness | None = None
     verify: bool = True
+    view: bool = False
     num_tokens: Sequence[int] | None = None
     rows: Rows = "n"
     tokens: slice | Sequence[slice] | None = None
@@ -128,7 +129,8 @@ class Terms:
 
     def _ask(self, key: RoutingKey, count: int | None, keep: slice | None) -> Ask:
         layer_ids = None if self.layer_ids is None else tuple(self.layer_ids)
-        ask = Ask(key, self.layers, None, layer_ids, self.min_attempt, self.verify, fresh=self.fresh, rank=self.rank)
+        how = self.min_attempt, self.verify, self.view
+        ask = Ask(key, self.layers, None, layer_ids, *how, fresh=self.fresh, rank=self.rank)
         if self.shared:
             ask = replace(ask, length=count if self.pad_to is None else self.pad_to)
         if count is None:

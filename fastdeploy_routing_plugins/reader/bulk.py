@@ -163,7 +163,9 @@ def _portions(wanted: Sequence[_Wanted], most: int) -> Iterator[list[_Wanted]]:
 
 async def _fetch(store: RoutingStore, wanted: Sequence[_Wanted], done: Callable[[int, Reading], None]) -> None:
     objects = store._objects
-    blobs = iter(await objects.get_many([piece.request() for each in wanted for piece in each.flat]))
+    blobs = iter(
+        await objects.get_many([piece.request() for each in wanted for piece in each.flat], view=wanted[0].ask.view)
+    )
     for each in wanted:
         mine = [[next(blobs) for _ in row] for row in each.pieces]
         try:

@@ -66,6 +66,7 @@ class RoutingReader(ReaderHandle):
         pad_to: int | None = None,
         fresh: Freshness | None = None,
         verify: bool = True,
+        view: bool = False,
     ) -> Reading:
         """Returns the routing of a rollout, waiting for it if need be.
 
@@ -82,6 +83,7 @@ class RoutingReader(ReaderHandle):
             pad_to: To how many tokens the trainer pads the sample before it divides them between ranks.
             fresh: How old the weights may be.
             verify: Whether digests are compared (whole chunks are read then).
+            view: Whether it may lie in the store's own memory; see ``view``.
 
         Returns:
             What ``layers``, ``layer_ids`` and ``tokens`` say. Without them, all that this rank needs: a
@@ -98,7 +100,7 @@ class RoutingReader(ReaderHandle):
         counts = None if num_tokens is None else [num_tokens]
         terms = Terms(
             self.schema, self.layout, layers=layers, layer_ids=layer_ids, min_attempt=min_attempt, fresh=fresh,
-            verify=verify, num_tokens=counts, rows=rows, pad_to=pad_to,
+            verify=verify, view=view, num_tokens=counts, rows=rows, pad_to=pad_to,
         )  # fmt: skip
         ask = terms.ask(as_key(key, choice), tokens)
         own = self._own()
@@ -114,9 +116,10 @@ class RoutingReader(ReaderHandle):
     ) -> Reading:
         """Returns the same as ``get`` without looking at the bytes: no digests, and no copy the store can spare.
 
-        What comes back may lie in the store's own memory; ``release`` says that the reader is done with it.
+        What comes back may lie in the store's own memory, even in the engine's, which keeps it there for as long as
+        anything refers to it: let go of it soon.
         """
-        return self.get(key, timeout, layers, tokens, **{"verify": False, **how})
+        return self.get(key, timeout, layers, tokens, **{"verify": False, "view": True, **how})
 
     def get_turn(
         self,
@@ -221,7 +224,7 @@ class RoutingReader(ReaderHandle):
         mask, keys = several.masks(on_missing), several.keys(ids)
         terms = Terms(
             self.schema, self.layout, layers=layers, layer_ids=layer_ids, min_attempt=min_attempt, verify=verify,
-            fresh=None if mask else fresh, num_tokens=num_tokens, rows=rows, tokens=tokens, pad_to=pad_to,
+            view=True, fresh=None if mask else fresh, num_tokens=num_tokens, rows=rows, tokens=tokens, pad_to=pad_to,
         )  # fmt: skip
         asks = terms.asks(keys)
         once = {(ask.what, ask.recorded): ask for ask in asks}
