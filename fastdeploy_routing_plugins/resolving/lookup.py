@@ -19,7 +19,6 @@ ALLOWED_VARIABLE = "FD_ROUTING_STORES_ALLOWED"
 RESERVED = "response"
 NAME_RULE = "[a-z][a-z0-9_]*"
 
-_PLANNED = {"rdma": "it comes with a later release of fastdeploy-routing-plugins; until then use local"}
 
 
 def check_allowed(name: str, environ: Mapping[str, str]) -> None:
@@ -128,11 +127,9 @@ def _unknown(name: str, scan: Scan) -> UnknownStoreError:
         )
     else:
         message = f"unknown store {name!r}; {listing}"
-        hint = f"did you mean {suggestion!r}?" if suggestion else ""
-        if not suggestion:
-            hint = _PLANNED.get(
-                name, f"is the package that offers it installed in this environment, {sys.executable}?"
-            )
+        hint = f"is the package that offers it installed in this environment, {sys.executable}?"
+        if suggestion:
+            hint = f"did you mean {suggestion!r}?"
         if not is_valid_name(name):
             message += f"; a store's name matches {NAME_RULE}"
         if scan.problems:

@@ -77,7 +77,7 @@ class RdmaBackend(BlockingBackend):
         self._client.open()
         self._host = host_id()
         self._endpoint = make_endpoint(config)
-        self._sources = Sources(config, self._host, self._endpoint)
+        self._sources = Sources(config, self._host, self._endpoint, lives=self._client.lives)
 
     def _close(self) -> None:
         with self._lock:

@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 
 def transports_of(store: SyncStore) -> tuple[str, ...]:
-    """Returns by which transports a handle fetches from producers, ``shm``, ``tcp`` or ``rdma``; none elsewhere."""
+    """Returns by which transports a handle fetches from producers, for people: ``shm``, ``tcp`` or ``rdma``.
+
+    Empty for a handle that fetched nothing, and for stores without producers.
+    """
     backend = getattr(store._store._objects._backend, "blocking", None)
-    kinds = getattr(getattr(backend, "_sources", None), "kinds", dict)
-    return tuple(sorted(kinds()))
+    kinds = sorted(getattr(getattr(backend, "_sources", None), "kinds", dict)())
+    if getattr(getattr(backend, "_endpoint", None), "protocol", "rdma") != "rdma":
+        kinds = ["rdma (Mooncake's TCP mode)" if kind == "rdma" else kind for kind in kinds]
+    return tuple(kinds)

@@ -32,6 +32,7 @@ _AT_ONCE: Final = 1000  # names in one question
 _SLICE: Final = 1.0  # s that one question waits: a service that is started again knows of none
 _POLL: Final = 0.1  # s between looks at a listing that is too long to wait for
 _RETRY: Final = 0.02  # s between tries while an owner is not registered
+_BRIEF: Final = 0.5  # s for a question whose answer only helps
 _REASONS: Final = {"deleted": m.Reason.DELETED, "evicted": m.Reason.EVICTED, "superseded": m.Reason.SUPERSEDED}
 
 T = TypeVar("T")
@@ -248,6 +249,18 @@ class MetadataClient:
             raise ProducerLostError(f"producer {info.producer} is gone", owner=owner_id, producer=info.producer)
         connection.owners[owner_id] = info
         return info
+
+    def lives(self, owner_id: str) -> bool | None:
+        """Returns whether an owner gives signs of life; None if the service does not say so soon.
+
+        Raises:
+            StoreClosedError: the client was closed.
+        """
+        try:
+            answer = self.ask(m.AskOwner(owner_id, 0), deadline=time.monotonic() + _BRIEF)
+        except StoreUnavailableError:
+            return None
+        return bool(answer.state == m.State.ALIVE) if type(answer) is m.OwnerIs else None
 
     def status(self) -> dict[str, Any]:
         """Returns the service's figures."""

@@ -152,7 +152,7 @@ class Desk:
     def owner(self, body: m.AskOwner, asked: Asked, now: float) -> m.OwnerIs:
         """Returns what an owner said about itself."""
         owner = self.index.owners.get(body.owner)
-        if owner is None or owner.namespace != asked.session.namespace:
+        if owner is None or not asked.session.may(owner.namespace):
             raise RefusalError(m.Refusal.UNREGISTERED, f"no owner {body.owner}")
         if owner.info.revision < body.revision and not owner.dead:
             raise RefusalError(m.Refusal.REVISION, f"owner {body.owner} has revision {owner.info.revision}")
@@ -237,7 +237,7 @@ class Desk:
             raise RefusalError(m.Refusal.MALFORMED, "an owner's id is 32 hexadecimal digits")
         namespace = asked.session.namespace
         owner = self.index.owners.get(info.owner)
-        if owner is not None and owner.namespace != namespace:
+        if owner is not None and not asked.session.may(owner.namespace):
             raise self._foreign(asked)
         if owner is None:
             if len(self.index.owners) >= self.limits.owners:
@@ -251,7 +251,7 @@ class Desk:
         self._lives(owner, now)
         for each in body.succeeds:
             old = self.index.owners.get(each)
-            if old is not None and old is not owner and old.namespace == namespace:
+            if old is not None and old is not owner and asked.session.may(old.namespace):
                 old.heir = owner.id
                 if old.state == m.State.ALIVE:
                     self._turn(old, m.State.SUSPECT, now)
@@ -274,14 +274,14 @@ class Desk:
     def unregister(self, body: m.Unregister, asked: Asked, now: float) -> m.Done:
         """Lets an owner go."""
         owner = self.index.owners.get(body.owner)
-        if owner is not None and owner.namespace == asked.session.namespace and owner.state != m.State.CLOSED:
+        if owner is not None and asked.session.may(owner.namespace) and owner.state != m.State.CLOSED:
             self._turn(owner, m.State.CLOSED, now)
         return m.Done()
 
     def _own(self, owner_id: str, asked: Asked, now: float) -> Owner:
         """Returns an owner that gives a sign of life."""
         owner = self.index.owners.get(owner_id)
-        if owner is None or owner.dead or owner.namespace != asked.session.namespace:
+        if owner is None or owner.dead or not asked.session.may(owner.namespace):
             raise RefusalError(m.Refusal.UNREGISTERED, f"owner {owner_id} is not registered")
         self._lives(owner, now)
         return owner
@@ -300,7 +300,7 @@ class Desk:
         self.page.shake()
         if owner.dead != was_dead:
             self.turned.append(owner)
-            for waiter in self.waiters.of(owner.namespace):
+            for waiter in self.waiters.all():
                 if any(holder is owner for _, holder in self._few(waiter.prefix)):
                     self.waiters.touch_waiter(waiter)
 

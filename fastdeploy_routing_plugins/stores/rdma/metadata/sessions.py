@@ -41,6 +41,10 @@ class Session:
         self.token = token
         self.memory = memory
 
+    def may(self, namespace: str) -> bool:
+        """Whether it may touch what is of a namespace."""
+        return not self.start or namespace == self.namespace
+
     def did(self, number: int, answer: bytes) -> None:
         """Remembers the answer to a question that changed something."""
         self.memory.id = number

@@ -110,6 +110,6 @@ class Waiters:
                 self.remove(waiter)
                 yield waiter
 
-    def of(self, namespace: str) -> list[Waiter]:
-        """Returns those of a namespace."""
-        return [waiter for waiter in self._all.values() if waiter.prefix.startswith(f"{namespace}/")]
+    def all(self) -> list[Waiter]:
+        """Returns those that wait."""
+        return list(self._all.values())

@@ -19,9 +19,9 @@ import numpy as np
 from ....convert.fastdeploy import dtype_bytes
 from ....envelope import PartHeader, decode_header
 from ....errors import CorruptDataError, UnsupportedError
-from ....hosts.fastdeploy.arrays import fill_value
 from ....keys import DEFAULT_KIND
 from ....names import PartName, parse_name
+from ....patterns import fill_value
 
 if TYPE_CHECKING:
     import numpy.typing as npt

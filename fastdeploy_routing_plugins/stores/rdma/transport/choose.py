@@ -31,8 +31,8 @@ class Sources(Forgetful):
         config: The store's configuration; a transport that it names is never replaced.
         host: This running system, as ``OwnerInfo.host``.
         endpoint: Mooncake in this process; None without.
-        fresh: Whether a producer, by its id, gave a sign of life lately; asked before first contact by RDMA. None:
-            whoever is asked for counts as alive.
+        lives: Whether a producer, by its id, gives signs of life, or None if that is not known; asked before first
+            contact by RDMA, and while a read by TCP waits for it. Without, whoever is asked for counts as alive.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Sources(Forgetful):
         host: str,
         endpoint: RdmaEndpoint | None = None,
         *,
-        fresh: Callable[[str], bool] | None = None,
+        lives: Callable[[str], bool | None] | None = None,
     ) -> None:
         self._config = config
         self._host = host
         self._endpoint = endpoint
-        self._fresh = fresh or (lambda owner: True)
+        self._lives = lives or (lambda owner: True)
         self._pool = Pool()
         self._lock = threading.Lock()
         self._known: dict[str, tuple[OwnerInfo, Source]] = {}
@@ -148,14 +148,14 @@ class Sources(Forgetful):
             return UnsupportedError("the producer does not serve it")
         if self._config.transport == "auto" and endpoint.protocol != "rdma":
             return UnsupportedError("Mooncake would move the bytes by TCP")
-        return rdma.MooncakeSource(info, endpoint, lambda: self._fresh(info.owner))
+        return rdma.MooncakeSource(info, endpoint, lambda: bool(self._lives(info.owner)))
 
     def _tcp(self, info: OwnerInfo, other: Source | None) -> Source | RoutingError:
         if not info.tcp:
             return UnsupportedError("the producer serves no TCP")
         if isinstance(other, TcpSource) and other.address == info.tcp:
             return other
-        return TcpSource(info, self._config.secret, self._pool)
+        return TcpSource(info, self._config.secret, self._pool, lambda: self._lives(info.owner))
 
 
 def _refuse(transport: str, info: OwnerInfo, reason: RoutingError) -> NoReturn:

@@ -2,6 +2,9 @@
 
 Replies are received straight into recycled memory. The kernel is told how much is still missing (``SO_RCVLOWAT``), so
 that it wakes this side when that much is there, or a megabyte of it, not for every segment.
+
+Nothing on a connection tells a producer that is frozen from one that is slow, so while nothing comes the reader asks
+elsewhere, see ``silent``.
 """
 
 from __future__ import annotations
@@ -30,14 +33,19 @@ from .serving import tune
 from .spans import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .base import Wanted
     from .pool import Pool
 
 _WINDOW: Final = 16 << 10  # bytes of requests without a reply; both kernels have room for them, so nobody waits
 _WAKE: Final = 1 << 20  # bytes
+_SILENCE: Final = 0.25  # s without that much, after which it is asked whether the producer lives, again and again
 _NOTHING: Final = memoryview(b"")
+
+
+def _wait_on() -> None:
+    """Knows nothing of the producer."""
 
 
 class Job(msgspec.Struct):
@@ -70,6 +78,7 @@ class Link:
         secret: What both know; empty: nothing.
         pool: Where payloads are received.
         deadline: When to give up, in ``time.monotonic()``.
+        silent: Called while the producer is silent; raises if that is no use any more.
 
     Raises:
         TimeoutError: the deadline passed.
@@ -79,8 +88,18 @@ class Link:
         UnsupportedError: the other side speaks another version.
     """
 
-    def __init__(self, host: str, port: int, owner: str, secret: str, pool: Pool, deadline: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        owner: str,
+        secret: str,
+        pool: Pool,
+        deadline: float,
+        silent: Callable[[], None] = _wait_on,
+    ) -> None:
         self._pool = pool
+        self._silent = silent
         self._where = f"{host}:{port}"
         self._head = memoryview(bytearray(frames.REPLY_BYTES))
         self._wake = 1
@@ -198,8 +217,13 @@ class Link:
             if wake != self._wake:
                 self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
                 self._wake = wake
-            self._peer.settimeout(_left(deadline))
-            got = self._peer.recvmsg_into(buffers)[0]
+            self._peer.settimeout(min(_left(deadline), _SILENCE))
+            try:
+                got = self._peer.recvmsg_into(buffers)[0]
+            except TimeoutError:
+                _left(deadline)
+                self._silent()
+                continue
             if not got:
                 raise ConnectionResetError("the producer closed the connection")
             missing -= got

@@ -1,9 +1,9 @@
 """Mooncake's module: found, imported and started with its traps out of the way.
 
-It reads its settings from the environment: some when it is imported, some whenever an engine is made, and
-``MC_TCP_*`` with every transfer. All of ours are set for the import and for the making of an engine, and put back to
-what they were afterwards, since another user of Mooncake in this process, or in its children, has reasons of its own;
-``MC_TCP_*`` only stay.
+It reads its settings from the environment, some when it is imported, some whenever an engine is made. Ours are set for
+just that, and put back to what they were afterwards, since another user of Mooncake in this process, or in its
+children, has reasons of its own. Only ``MC_TCP_STATUS_TIMEOUT_SEC`` stays, where its TCP mode is used: it is read with
+every transfer.
 
 * It falls back from RDMA to TCP without a word. ``MC_FORCE_HCA`` and ``MC_FORCE_TCP`` are what it obeys.
 * ``MC_LOG_DIR`` ends the process the first time that an engine is made.
@@ -49,10 +49,9 @@ _DEFAULTS: Final = {
     "MC_LOG_LEVEL": "ERROR",
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_TRANSFER_TIMEOUT": "5",
-    "MC_TCP_STATUS_TIMEOUT_SEC": "2",
 }
 _DROPPED: Final = ("MC_LOG_DIR", "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK")
-_STAYING: Final = "MC_TCP_"
+_TCP_SILENCE: Final = ("MC_TCP_STATUS_TIMEOUT_SEC", "2")
 _lock = threading.Lock()
 
 
@@ -127,6 +126,8 @@ def start(host: str, chosen: str, device: str) -> Any:
     wanted = {"MC_FORCE_HCA": "1"} if chosen == RDMA else {"MC_FORCE_TCP": "1"}
     if ":" in host:
         wanted["MC_USE_IPV6"] = "1"
+    if chosen == TCP:
+        os.environ.setdefault(*_TCP_SILENCE)
     with _lock, _environment(wanted):
         engine = make()
         result = engine.initialize(host, "P2PHANDSHAKE", chosen, device)
@@ -148,7 +149,7 @@ def _environment(wanted: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _change({name: value for name, value in before.items() if not name.startswith(_STAYING)})
+        _change(before)
 
 
 def _change(changes: dict[str, str | None]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....arena.layout import PAGE, TAIL_BYTES
 from ....backend import Blob
-from ....errors import CorruptDataError, NotFoundError, RoutingError, StoreUnavailableError
+from ....errors import CorruptDataError, NotFoundError, RoutingError, StoreClosedError, StoreUnavailableError
 from .base import Wanted
 from .rdma_blocks import DoubtError, check_payload, check_tail, read_card
 from .rdma_call import Call, Transfer
@@ -83,7 +83,12 @@ class Fetch:
 
     def read(self, wanted: Sequence[Wanted]) -> list[Blob | RoutingError]:
         """See ``Source.read``."""
-        answers = self._read(wanted)
+        try:
+            answers = self._read(wanted)
+        except StoreUnavailableError as err:
+            if self._line.closed:
+                raise StoreClosedError("the store is closed") from err
+            raise
         doubtful = [index for index, answer in enumerate(answers) if isinstance(answer, DoubtError)]
         if doubtful:
             # What was changed while it was read is another block by now; what is not was damaged before.

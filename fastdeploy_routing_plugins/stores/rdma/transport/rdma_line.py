@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import StoreClosedError, UnsupportedError
 from .rdma_contact import Contacts, NewEngineError
+from .rdma_env import RDMA
 from .rdma_pool import ReceivePool
 
 if TYPE_CHECKING:
@@ -108,7 +109,14 @@ class Line:
                 hint="registered memory is pinned: `ulimit -l` must be unlimited, and a container needs "
                 "--cap-add=IPC_LOCK",
             ) from err
+        if engine.protocol == RDMA:
+            pool.keep_apart()
         return engine, Contacts(engine, pool)
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is over."""
+        return self._closed
 
     def replace(self, engine: Engine) -> None:
         """Takes a new engine for reading instead of this one, unless somebody did already."""

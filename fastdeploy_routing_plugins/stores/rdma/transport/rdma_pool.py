@@ -6,14 +6,20 @@ still write to it long after a reader gave up waiting. Such a piece is in quaran
 
 A result is handed out where it arrived, without a copy, while results take up at most half of the region; beyond that
 they are copied to ordinary memory, so that a consumer that keeps what it read cannot end all reading.
+
+Memory that a network card writes to belongs to one process: in a fork, the kernel copies all of it to the child, or
+the RDMA library leaves it out there. Here the child gets what was handed out, and nothing else.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
+import weakref
 from collections import deque
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -93,7 +99,9 @@ class ReceivePool:
         self.lock = threading.Lock()
         self.dropped: deque[Piece] = deque()
         self._free = Extents(0, nbytes // PAGE)
-        self._lent = 0
+        self._lent: dict[int, Piece] = {}  # by first page
+        self._lent_bytes = 0
+        self._apart = False
 
     @property
     def free(self) -> int:
@@ -127,9 +135,10 @@ class ReceivePool:
         with self.lock:
             if not piece._lent:
                 self._sweep()
-                if self._lent + piece.nbytes > self.nbytes // 2:
+                if self._lent_bytes + piece.nbytes > self.nbytes // 2:
                     return False
-                self._lent += piece.nbytes
+                self._lent_bytes += piece.nbytes
+                self._lent[piece._first] = piece
                 piece._lent = True
             return True
 
@@ -141,4 +150,48 @@ class ReceivePool:
             if piece._holds == 0:
                 self._free.give(piece._first, piece._pages)
                 if piece._lent:
-                    self._lent -= piece.nbytes
+                    self._lent_bytes -= piece.nbytes
+                    del self._lent[piece._first]
+
+    # --- forks ------------------------------------------------------------------------------------------------------
+
+    def keep_apart(self) -> None:
+        """Keeps the memory from forked children, but for what has been handed out; called when a card writes to it."""
+        with self.lock:
+            if not self._apart:
+                self._apart = True
+                self._map.madvise(mmap.MADV_DONTFORK)
+                _apart().add(self)
+
+    def before_fork(self) -> None:
+        """Lets the child have what was handed out. The child gets a copy of its own, from Linux 5.12 on."""
+        self.lock.acquire()
+        self._advise(mmap.MADV_DOFORK)
+
+    def after_fork(self) -> None:
+        """In the parent: undoes that."""
+        self._advise(mmap.MADV_DONTFORK)
+        self.lock.release()
+
+    def _advise(self, advice: int) -> None:
+        for piece in self._lent.values():
+            self._map.madvise(advice, piece._first * PAGE, piece.nbytes)
+
+
+@lru_cache(maxsize=1)
+def _apart() -> weakref.WeakSet[ReceivePool]:
+    """The pools that are kept apart."""
+    pools: weakref.WeakSet[ReceivePool] = weakref.WeakSet()
+    held: list[ReceivePool] = []
+
+    def before() -> None:
+        held.extend(pools)
+        for pool in held:
+            pool.before_fork()
+
+    def after() -> None:
+        while held:
+            held.pop().after_fork()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=held.clear)
+    return pools

@@ -5,6 +5,8 @@ They may also write to it: Mooncake registers all memory for both, and asks nobo
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import threading
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,6 @@ import numpy as np
 from ....errors import UnsupportedError
 
 if TYPE_CHECKING:
-    import mmap
-
     import numpy.typing as npt
 
     from .rdma_engine import Engine
@@ -53,6 +53,7 @@ class Exposed:
                     "--cap-add=IPC_LOCK",
                 ) from err
             self._memory[address] = array
+            _keep_in_children(address, array.nbytes)
         return address
 
     def remove(self, address: int) -> None:
@@ -66,3 +67,8 @@ class Exposed:
         """Ends serving."""
         for address in list(self._memory):
             self.remove(address)
+
+
+def _keep_in_children(address: int, nbytes: int) -> None:
+    """Lets forked children have memory that the RDMA library takes from them. It is shared, so nothing is copied."""
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_DOFORK)

@@ -16,7 +16,7 @@ from .link import Job, Link
 from .spans import spans_of, total
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ....backend import Blob
     from ..place import OwnerInfo
@@ -33,6 +33,7 @@ class TcpSource(Source, Forgetful):
         info: The producer.
         secret: What producers and readers share; empty: nothing.
         pool: Where payloads are received.
+        lives: Whether the producer gives signs of life, or None if nobody can tell; asked while a read waits for it.
 
     Raises:
         CorruptDataError: the producer's address is none.
@@ -40,13 +41,16 @@ class TcpSource(Source, Forgetful):
 
     kind: ClassVar[str] = "tcp"
 
-    def __init__(self, info: OwnerInfo, secret: str, pool: Pool) -> None:
+    def __init__(
+        self, info: OwnerInfo, secret: str, pool: Pool, lives: Callable[[], bool | None] = lambda: None
+    ) -> None:
         self.address = info.tcp
         self._host, self._port = _parse(info.tcp)
         self._who = f"the producer on {info.node} (process {info.pid}, {info.tcp})"
         self._owner = info.owner
         self._secret = secret
         self._pool = pool
+        self._lives = lives
         self._changed = threading.Condition()
         self._links: set[Link] = set()
         self._idle: list[Link] = []
@@ -110,6 +114,13 @@ class TcpSource(Source, Forgetful):
                     self._drop(link)
                 self._changed.notify()
 
+    def _silent(self) -> None:
+        """Ends a read from a producer that is frozen; one that is only slow is waited for."""
+        if self._lives() is False:
+            raise StoreUnavailableError(
+                f"{self._who} gives no sign of life", hint="it hangs, or is gone; a retry may find it, or its successor"
+            )
+
     def _unreachable(self, err: OSError) -> StoreUnavailableError:
         if isinstance(err, ConnectionRefusedError):
             return StoreUnavailableError(f"{self._who} does not listen", hint="it is gone, or is being started again")
@@ -134,7 +145,7 @@ class TcpSource(Source, Forgetful):
 
     def _open(self, deadline: float) -> Link:
         try:
-            link = Link(self._host, self._port, self._owner, self._secret, self._pool, deadline)
+            link = Link(self._host, self._port, self._owner, self._secret, self._pool, deadline, self._silent)
             with self._changed:
                 self._links.add(link)
             return link

@@ -19,7 +19,7 @@ from fastdeploy_routing_plugins.errors import (
 )
 from fastdeploy_routing_plugins.stores.rdma.metadata import framing
 from fastdeploy_routing_plugins.stores.rdma.metadata import messages as m
-from fastdeploy_routing_plugins.stores.rdma.metadata.client import Entry, Listing
+from fastdeploy_routing_plugins.stores.rdma.metadata.client import Entry, Listing, Security
 from fastdeploy_routing_plugins.stores.rdma.metadata.naming import digest
 from fastdeploy_routing_plugins.stores.rdma.metadata.producer import ProducerLink
 
@@ -268,24 +268,45 @@ def test_an_unknown_owner_is_unavailable(service: Service) -> None:
         client.owner("1" * 32)
 
 
-@pytest.mark.parametrize("act", ["listing", "lookup", "delete", "delete_prefix", "publish", "wait"])
-def test_a_client_cannot_leave_its_namespace(producer: Producer, act: str) -> None:
-    client, foreign = producer.client, name(namespace="nsx")
+ACTS = ["listing", "lookup", "delete", "delete_prefix", "publish", "wait", "owner"]
+
+
+def act(which: str, client: MetadataClient, producer: Producer) -> object:
+    """Does something with what another client put into namespace ``other``."""
+    foreign = name(namespace="other")
     calls = {
-        "listing": lambda: client.listing([prefix(namespace="nsx")]),
+        "listing": lambda: client.listing([prefix(namespace="other")]),
         "lookup": lambda: client.lookup([foreign]),
         "delete": lambda: client.delete([foreign]),
-        "delete_prefix": lambda: client.delete_prefix("n"),
+        "delete_prefix": lambda: client.delete_prefix("o"),
         "publish": lambda: client.publish(producer.owner, [(foreign, b"")]),
-        "wait": lambda: client.wait("", [], time.monotonic() + 60),
+        "wait": lambda: client.wait(prefix(namespace="other"), [], time.monotonic() + 60),
+        "owner": lambda: client.owner(producer.owner),
     }
-    with pytest.raises(UnsupportedError, match="namespace"):
-        calls[act]()
+    return calls[which]()
 
 
-def test_owners_are_of_one_namespace(producer: Producer, service: Service) -> None:
-    with client_of(service.address, "elsewhere", timeout=0.2) as stranger, pytest.raises(StoreUnavailableError):
-        stranger.owner(producer.owner)
+@pytest.mark.parametrize("which", ACTS)
+def test_who_proved_a_secret_cannot_leave_its_namespace(which: str) -> None:
+    security = Security(secret="hush")
+    with (
+        serving(security=security) as service,
+        client_of(service.address, "other", security) as other,
+        client_of(service.address, "ns", security, timeout=0.2) as client,
+        producing(other) as producer,
+    ):
+        producer.put(name(namespace="other"))
+        with pytest.raises((UnsupportedError, StoreUnavailableError)):
+            act(which, client, producer)
+
+
+@pytest.mark.parametrize("which", ACTS)
+def test_without_keys_or_secret_a_namespace_keeps_nobody_out(
+    service: Service, client: MetadataClient, which: str
+) -> None:
+    with client_of(service.address, "other") as other, producing(other) as producer:
+        producer.put(name(namespace="other"))
+        act(which, client, producer)
 
 
 def test_a_link_can_be_started_without_holding_anything(client: MetadataClient) -> None:

@@ -62,5 +62,5 @@ class Board:
         while True:
             number = self._words[0]
             raw = self._map[16 : 16 + self._words[1]]
-            if number % 2 == 0 and self._words[0] == number:
+            if number > 0 and number % 2 == 0 and self._words[0] == number:
                 return pickle.loads(raw)  # type: ignore[no-any-return]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import itertools
+import os
+import signal
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -95,6 +100,46 @@ def test_waiting_for_room_ends_when_there_is_some(pool: ReceivePool) -> None:
         piece.drop()
     del view
     assert pool.wait(PAGE, time.monotonic() + 20) is not None
+
+
+def in_child(look: Callable[[], bool]) -> int:
+    """Returns 0 if a forked child sees what it should, 1 if not, and minus a signal if looking ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that the child does not need
+        pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()
+        os._exit(0 if look() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_child_has_what_was_handed_out_as_it_was(pool: ReceivePool) -> None:
+    pool.keep_apart()
+    piece = pool.take(3 * PAGE)
+    assert piece is not None
+    piece.data[:] = b"x" * piece.nbytes
+    view = piece.view(0, piece.nbytes)
+    assert view is not None
+    assert in_child(lambda: bytes(view) == b"x" * (3 * PAGE)) == 0
+
+
+def test_a_child_has_nothing_else(pool: ReceivePool) -> None:
+    pool.keep_apart()
+    piece = pool.take(PAGE)
+    assert piece is not None
+    piece.data[:] = b"x" * PAGE
+    assert in_child(lambda: bytes(piece.data) == b"") == -signal.SIGSEGV
+
+
+def test_the_pool_goes_on_after_a_fork(pool: ReceivePool) -> None:
+    pool.keep_apart()
+    piece = pool.take(PAGE)
+    assert piece is not None
+    view = piece.view(0, 10)
+    in_child(lambda: True)
+    del view
+    piece.drop()
+    assert pool.free == MIN_BYTES
 
 
 class Books(RuleBasedStateMachine):

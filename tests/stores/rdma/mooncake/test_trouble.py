@@ -62,7 +62,6 @@ def test_a_read_that_meets_a_reuse_is_whole_or_moved(cast: Cast, tmp_path: Path,
     producer.tell("churn", board, SECONDS + 1, sizes)
     while not Path(board).exists() or Path(board).stat().st_size == 0:
         time.sleep(0.01)
-    time.sleep(0.2)
     counts = reader("race", board, SECONDS)
     producer.answer()
     assert set(counts) == {"whole", "moved"}
@@ -72,11 +71,12 @@ def test_a_read_that_meets_a_reuse_is_whole_or_moved(cast: Cast, tmp_path: Path,
 def test_a_killed_producer_is_unavailable_at_once(cast: Cast) -> None:
     producer, reader = cast.producer(), cast.reader()
     info, it = put(producer)
-    reader.tell("read_until_error", info, it, timeout=20.0)
-    time.sleep(0.5)
+    reader("read", info, it)
+    reader.tell("read_until_error", info, it, timeout=40.0)
+    time.sleep(0.3)
     producer.signal(signal.SIGKILL)
-    code, seconds, count = reader.answer()
-    assert (code, seconds < 10, count > 0) == ("store_unavailable", True, True)
+    code, seconds, _ = reader.answer()
+    assert (code, seconds < 30) == ("store_unavailable", True)
 
 
 def test_a_dead_producer_never_met_is_unavailable_at_once(cast: Cast) -> None:

@@ -33,10 +33,6 @@ class TestP2pstore(BackendConformance):
         BackendConformance.test_retain_is_declared_honestly,
         "p2pstore keeps a copy: the buffer goes back at once",
     )
-    test_killed_writer_leaves_whole_objects = lacking(
-        BackendConformance.test_killed_writer_leaves_whole_objects,
-        "p2pstore's keys outlive a killed process: a get of them is a ProducerLostError",
-    )
     test_awkward_ids_are_stored_and_listed = lacking(
         BackendConformance.test_awkward_ids_are_stored_and_listed, "p2pstore drops what 88888888 is in the key of"
     )
