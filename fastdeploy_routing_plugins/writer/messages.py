@@ -87,11 +87,15 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     """Dead runs' arenas have been looked after; a later worker need not do it again."""
 
 
+class Lingers(msgspec.Struct, frozen=True, array_like=True, tag="lingers"):
+    """Everything is done, but readers may still want what lies with this worker: it goes on serving them alone."""
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     """Nothing follows: close the store and end."""
 
 
-Message = Done | Released | Ready | Unable | Note | Adopted | Settled | Finish
+Message = Done | Released | Ready | Unable | Note | Adopted | Settled | Lingers | Finish
 
 _encode = msgspec.msgpack.encode
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

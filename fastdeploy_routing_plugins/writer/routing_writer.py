@@ -290,11 +290,9 @@ class RoutingWriter:
                     self._supervisor.pid,
                 )
                 lifetime.leave(self._supervisor, self._gate, self._arena)
-            elif self._gate.ledger.retained_bytes:  # readers may still want it: the worker lingers
-                lifetime.leave(self._supervisor, self._gate, self._arena)
             else:
-                self._supervisor.stop(5.0)
-                self._arena.close(remove=True)
+                gone = self._supervisor.stop(5.0)
+                self._arena.close(remove=gone)
             return report
 
     def stats(self) -> WriterStats:

@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import socket
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from .messages import (
     Channel,
     Done,
     Finish,
+    Lingers,
     Message,
     Note,
     Ready,
@@ -31,6 +31,8 @@ from .spawning import ended, spawn
 from .words import Words
 
 if TYPE_CHECKING:
+    import subprocess
+
     from ..arena.arena import Arena
     from .ledger import Ledger
     from .limits import WriterLimits
@@ -67,6 +69,7 @@ class Supervisor:
         self._gone_since = 0.0  # when the last one that did died
         self._failures_in_a_row = 0
         self._stopping = threading.Event()
+        self.lingers = threading.Event()
         self._spawning = threading.Lock()
         self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._guard, name="fd-routing-supervisor", daemon=True)
@@ -182,6 +185,8 @@ class Supervisor:
             if not self._ready.is_set():
                 self._stopping.set()
                 self._ready.set()
+        elif isinstance(message, Lingers):
+            self.lingers.set()
         elif isinstance(message, Settled):
             self._settled = True
         elif isinstance(message, Note):
@@ -233,19 +238,28 @@ class Supervisor:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    def stop(self, timeout: float) -> None:
-        """Ends the worker: politely for ``timeout`` seconds, then not. Returns when it is gone."""
+    def stop(self, timeout: float) -> bool:
+        """Ends the worker: politely for ``timeout`` seconds, then not. Returns when it is gone, or serves alone.
+
+        Returns:
+            Whether it is gone.
+        """
         with self._spawning:
             self._stopping.set()
         process, channel = self._process, self._channel
         if process is not None and channel is not None:
             channel.send(Finish())
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
+            end = time.monotonic() + timeout
+            while process.poll() is None and time.monotonic() < end:
+                if self.lingers.wait(_LOOK / 10):
+                    _log.info("the store worker (pid %d) serves readers alone", process.pid)
+                    self.leave()
+                    return False
+            if process.returncode is None:
                 process.kill()
                 process.wait()
         self._close()
+        return True
 
     def leave(self) -> None:
         """Lets the worker go on alone; it ends when everything is done."""

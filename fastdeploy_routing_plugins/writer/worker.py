@@ -23,10 +23,8 @@ from ..arena.layout import State
 from ..arena.view import ArenaView
 from ..errors import ArenaError, RoutingError, StoreUnavailableError, WorkerError
 from ..resolver import ResolvedStore
-from ..spec import Capability
 from ..store.sync import SyncStore
-from . import operations
-from .adoption import adopt_others
+from . import beginning, operations
 from .dispatch import Dispatcher
 from .executing import Executor
 from .messages import (
@@ -34,6 +32,7 @@ from .messages import (
     Channel,
     Done,
     Finish,
+    Lingers,
     Message,
     Note,
     NoteHandler,
@@ -49,13 +48,15 @@ from .operations import Setup
 from .tasks import Retry, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..arena.layout import BlockHead
 
 _POLL_FIRST, _POLL_LIMIT = 0.0002, 0.002  # s between looks at the ring: busy, and after a quiet second
 _QUIET = 0.05  # s without work before the pauses grow
 _BATCH = 32  # outcomes in one packet
-_COUNTING = 10.0  # s that listing the namespace may hold the first operation up
 _STALL = 1.0  # s after which this process was stopped, and the store's calls with it
+_LINGERS = 0.05  # s after which a store that does not let go of this process has something that readers want
 _LEFT_ALONE = 600.0  # s that a worker without an engine goes on at most
 
 
@@ -98,7 +99,11 @@ class Worker:
         self._dispatcher = Dispatcher(self._setup.lanes, executor.run, self._ended)
         self._say(Ready(f"shm -> {resolved.name}"))
         if not self._settled:
-            self._look_around(store)
+            # Once, before the first operation.
+            for message in beginning.look_around(
+                self._setup, store, self._view.file.path, self._adopting, self._homes
+            ):
+                self._say(message)
             self._say(Settled())
         left = self._view.scan(self._below, retained=True)
         self._do_suspects([block for block in left if self._view.starts(block)], executor)
@@ -107,9 +112,7 @@ class Worker:
                 self._add(block)
         code = self._loop()
         if code == 0:
-            for each in (store, *self._homes):
-                with contextlib.suppress(RoutingError):
-                    each.linger()
+            self._linger((store, *self._homes))
             for each in (store, *self._homes):
                 with contextlib.suppress(RoutingError):
                     each.close(5.0)
@@ -118,28 +121,23 @@ class Worker:
         self._say_the_rest(1.0)
         return code
 
+    def _linger(self, stores: Sequence[SyncStore]) -> None:
+        """Goes on as long as readers may want what lies with this process; tells the engine not to wait for that."""
+
+        def body() -> None:
+            for each in stores:
+                with contextlib.suppress(RoutingError):
+                    each.linger()
+
+        lingering = threading.Thread(target=body, daemon=True)
+        lingering.start()
+        lingering.join(_LINGERS)
+        if lingering.is_alive():
+            self._say(Lingers())
+            self._say_the_rest(1.0)
+            lingering.join()
+
     # --- beginning ----------------------------------------------------------------------------------------------
-
-    def _look_around(self, store: SyncStore) -> None:
-        """What happens once, before the first operation: a warning about a used namespace, and dead runs' arenas."""
-        if Capability.LIST in store.resolved.spec.capabilities:
-            counting = threading.Thread(target=self._count, args=(store,), daemon=True)
-            counting.start()
-            counting.join(_COUNTING)  # the first operation does not wait longer, nor for a store that hangs
-        for message in adopt_others(self._setup, self._view.file.path, self._adopting, self._homes.append):
-            self._say(message)
-
-    def _count(self, store: SyncStore) -> None:
-        where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
-        began = time.monotonic()
-        try:
-            count = len(store.list())
-        except RoutingError as err:
-            self._say(Note(logging.WARNING, short(f"{where} cannot be listed: {err}")))
-            return
-        if count and time.monotonic() - began < _COUNTING:  # later the list has rollouts of this run
-            cure = "set FD_ROUTING_NAMESPACE to a name of its own for each run"
-            self._say(Note(logging.WARNING, f"{where} already holds {count} rollouts; {cure}"))
 
     def _do_suspects(self, blocks: list[BlockHead], executor: Executor) -> None:
         """Does the blocks over which a worker died, one at a time, so that it is known which one is to blame."""

@@ -66,21 +66,21 @@ class Worker(threading.Thread):
 
 
 class Load:
-    """Puts by a plain process's way, submits by a writer, and gets over both transports."""
+    """Puts into a store, submits to a writer, and gets what was acknowledged, from each of some stores."""
 
-    def __init__(self, place: Ground, stores: dict[str, SyncStore], writer: RoutingWriter | None) -> None:
+    def __init__(self, here: SyncStore, readers: dict[str, SyncStore], writer: RoutingWriter | None = None) -> None:
         self.acknowledged: list[str] = []
-        self.stores = stores
+        self._here = here
         self._writer = writer
         self._number = 0
         self._tickets: dict[str, Ticket] = {}
-        self.workers = {f"get {name}": Worker(self._getting(store)) for name, store in stores.items()}
+        self.workers = {f"get {name}": Worker(self._getting(store)) for name, store in readers.items()}
         self.workers["put"] = Worker(self._put)
         if writer is not None:
             self.workers["submit"] = Worker(self._submit)
 
     def __enter__(self) -> Load:
-        next(iter(self.stores.values())).put("first", routing("first"))
+        self._here.put("first", routing("first"))
         self.acknowledged.append("first")
         for worker in self.workers.values():
             worker.start()
@@ -95,7 +95,7 @@ class Load:
     def _put(self) -> None:
         self._number += 1
         key = f"put:{self._number}"
-        next(iter(self.stores.values())).put(key, routing(key, most=200))
+        self._here.put(key, routing(key, most=200))
         self.acknowledged.append(key)
 
     def _submit(self) -> None:
@@ -141,8 +141,8 @@ def report(what: str, seconds: list[float]) -> None:
 
 def test_a_killed_service_loses_nothing_and_everybody_goes_on(service: Served, place: Ground) -> None:
     gaps = []
-    with place.store("shm") as shm, place.store("tcp") as tcp, place.writer() as writer:
-        with Load(place, {"shm": shm, "tcp": tcp}, writer) as load:
+    with place.store() as here, place.store("shm") as shm, place.store("tcp") as tcp, place.writer() as writer:
+        with Load(here, {"shm": shm, "tcp": tcp}, writer) as load:
             for kill in range(KILLS):
                 time.sleep(0.3)
                 service.end()
@@ -158,10 +158,9 @@ def test_a_killed_service_loses_nothing_and_everybody_goes_on(service: Served, p
 
 def test_when_the_process_that_serves_is_killed_another_serves() -> None:
     gaps = []
-    with ground() as place, place.child("serve") as first, place.store("tcp") as here:
+    with ground() as place, ready(place.child("serve")) as first, place.store() as here, place.store("tcp") as tcp:
         serving: list[Child] = [first]
-        first.answer()
-        with Load(place, {"tcp": here}, None) as load:
+        with Load(here, {"tcp": tcp}) as load:
             for _ in range(2):
                 serving.append(place.child("serve"))
                 serving[-1].answer()
@@ -175,7 +174,13 @@ def test_when_the_process_that_serves_is_killed_another_serves() -> None:
             each.__exit__(None, None, None)
         report("embedded service", gaps)
         assert (load.wrong, bool(gaps)) == ([], True)
-        assert lost(here, load.acknowledged) == []
+        assert lost(tcp, load.acknowledged) == []
+
+
+def ready(child: Child) -> Child:
+    """Waits until a process has opened the store."""
+    child.answer()
+    return child
 
 
 async def _server(store: Any) -> int:
@@ -225,7 +230,7 @@ def test_what_was_deleted_stays_so_though_the_service_is_killed_at_once(
 
 
 def test_a_put_during_the_service_absence_is_there_when_it_is_back(service: Served, place: Ground) -> None:
-    with place.store("shm", timeout=30.0) as store, place.store("tcp") as reader:
+    with place.store(timeout=30.0) as store, place.store("tcp") as reader:
         store.put("x", routing("x"))
         service.end()
         thread = threading.Thread(target=lambda: store.put("y", routing("y")))

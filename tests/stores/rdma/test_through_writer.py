@@ -228,3 +228,13 @@ def test_without_it_a_full_producer_refuses(place: Place) -> None:
         with pytest.raises(StoreError, match="no room"):
             store.put("x:1", routing(1, tokens=60_000))
         assert np.array_equal(store.get("x:0").routing, routing(0, tokens=40_000))
+
+
+def test_what_was_copied_for_readers_lingers_too(place: Place) -> None:
+    with open_store(place.config(), schema=SCHEMA) as store:
+        with place.writer() as writer:
+            writer.submit("x:1", routing(1).astype(np.int64)).result(PATIENCE)
+            began = time.monotonic()
+        assert time.monotonic() - began < 4.0
+        assert np.array_equal(store.get("x:1").routing, routing(1))
+        store.delete("x:1")

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 _AGAIN: Final = 0.5  # s of silence after which a question is asked again
 _SLOWEST: Final = 4.0  # s between the same question's repetitions
+_ANEW: Final = 2  # times without an answer after which the connection is made anew: it may lead nowhere
 _AFTER: Final = 0.25  # s that an answer may come after the time that the service was given for it
 _GRAIN: Final = 50  # ms of timeouts: setting one costs more than asking
 _RECONNECT, _RECONNECT_MAX = 50, 200  # ms between tries to connect
 
 
 class EarlierError(Exception):
-    """The service was started again since the question was put together."""
+    """The service does not know the connection (any more); the question must be asked again."""
 
 
 class Channel:
@@ -63,6 +64,7 @@ class Channel:
         self._number = 0
         self._greeted = False
         self._limit = 0  # the socket's timeout in ms
+        self._silences = 0  # times in a row that no answer came
         self._busy = threading.Lock()
         self._closing = False
         self._pid = os.getpid()
@@ -73,14 +75,14 @@ class Channel:
         self._spot = spot
         self._greeted = False
         self._limit = 0
+        self._silences = 0
         sock: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         try:
             sock.linger = 0
             sock.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
             sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX)
             sock.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
-            sock.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-            sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+            sock.setsockopt(zmq.RCVHWM, 0)  # and no heartbeats: see listening.py
             sock.setsockopt(zmq.MAXMSGSIZE, 4 * MAX_MESSAGE)
             if "[" in spot.coord:
                 sock.setsockopt(zmq.IPV6, 1)
@@ -131,13 +133,19 @@ class Channel:
             if not self._greeted:
                 self._hello(deadline)
 
+    def new_number(self) -> int:
+        """Returns the id of a new question. A question that is asked again keeps its own."""
+        self._number += 1
+        return self._number
+
     def ask(
-        self, body: Any, deadline: float, *, patient: bool = False, until: float | None = None
+        self, body: Any, number: int, deadline: float, *, patient: bool = False, until: float | None = None
     ) -> tuple[Head, Any]:
         """Asks a question and returns the answer.
 
         Args:
             body: The question.
+            number: Its id, of ``new_number``.
             deadline: When to give up, in ``time.monotonic()``.
             patient: See ``Flag.PATIENT``.
             until: Until when the service may take its time, if it may; then it answers in any case.
@@ -147,12 +155,13 @@ class Channel:
             StoreClosedError: the client was closed.
             UnsupportedError: the service refuses this client, or speaks another version.
             ConfigError: the keys cannot be used.
-            EarlierError: the service was started again; the caller may ask anew, knowing that.
+            EarlierError: the service was started again, or does not know this connection any more; the caller may ask
+                again, with the same number.
         """
         with self._using():
             if not self._greeted:
                 self._hello(deadline)
-            head, answer = self._exchange(body, deadline, patient, until)
+            head, answer = self._exchange(body, number, deadline, patient, until)
         if type(answer) is m.Refused:
             if answer.code == m.Refusal.GREET:
                 self._greeted = False
@@ -164,7 +173,8 @@ class Channel:
     def _hello(self, deadline: float) -> None:
         proof = b""
         for _ in range(5):
-            head, answer = self._exchange(m.Hello(self._namespace, self._token, proof, _who()), deadline, False, None)
+            hello = m.Hello(self._namespace, self._token, proof, _who())
+            head, answer = self._exchange(hello, self.new_number(), deadline, False, None)
             if type(answer) is m.Welcome:
                 self._greeted = True
                 self._welcomed(head.rest, answer)
@@ -184,18 +194,18 @@ class Channel:
 
     # --- frames -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, body: Any, deadline: float, patient: bool, until: float | None) -> tuple[Head, Any]:
+    def _exchange(
+        self, body: Any, number: int, deadline: float, patient: bool, until: float | None
+    ) -> tuple[Head, Any]:
         """Sends a question until its answer comes."""
-        self._number += 1
-        number, pause = self._number, _AGAIN
-        flags = int(Flag.PATIENT) if patient else 0
+        flags, pause = int(Flag.PATIENT) if patient else 0, _AGAIN
         while True:
             now = time.monotonic()
             if now >= deadline:
                 raise self._silent()
-            patience = (until if until is not None else deadline) - now
+            patience = max(0.0, (until if until is not None else deadline) - now)
             try:
-                self._socket.send(encode_question(body, number, max(0, int(patience * 1000)), flags), zmq.NOBLOCK)
+                self._socket.send(encode_question(body, number, int(patience * 1000), flags), zmq.NOBLOCK)
             except zmq.Again:
                 raise self._silent() from None
             again = now + pause if until is None else max(until, now) + _AFTER
@@ -203,8 +213,9 @@ class Channel:
             if found is not None:
                 return found
             pause = min(2 * pause, _SLOWEST)
+            self._silences += 1
             spot = self._where.silent()
-            if spot != self._spot:
+            if spot != self._spot or self._silences >= _ANEW:
                 self._socket.close(0)
                 self._connect(spot)
                 raise EarlierError
@@ -223,6 +234,7 @@ class Channel:
                 raw = self._socket.recv()
             except zmq.Again:
                 return None
+            self._silences = 0
             extra = 0
             while self._socket.getsockopt(zmq.RCVMORE):
                 self._socket.recv()

@@ -144,10 +144,11 @@ class MetadataClient:
         connection = self.connection()
         deadline = deadline or time.monotonic() + self.timeout
         channel = channel or connection.channel()
+        number = channel.new_number()
         while True:
             try:
                 channel.greet(deadline)
-                return channel.ask(body, deadline, patient=connection.restarted, until=until)[1]
+                return channel.ask(body, number, deadline, patient=connection.restarted, until=until)[1]
             except EarlierError:
                 continue
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 200  # messages read before everything else has its turn
 _PATIENCE: Final = 3600.0  # s that a question may wait
 _CHANGING: Final = (m.Publish, m.Delete, m.DeletePrefix)
+_SHED: Final = 100_000  # questions thrown away at once
 _HERE: Final = 1.0  # s between words to followers
 
 
@@ -70,16 +71,22 @@ class Counter:
         self._rate = (self._started, 0, 0.0)
         self._turned_away = 0
         self._said = self._started
+        self._flooded = False
+        self._behind = False  # whether there always was more to read since the last look
+        self._calm = _memory()  # of the process, when everything had been read
 
     # --- frames -------------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
         """Answers what came; returns whether there may be more."""
+        if self._flooded:
+            return self._shed()
         recv, coord = self._coord.recv, self._coord
         for _ in range(_AT_ONCE):
             try:
                 identity = recv(zmq.NOBLOCK)
             except zmq.Again:
+                self._behind = False
                 return False
             raw, frames = b"", 0
             while coord.getsockopt(zmq.RCVMORE):
@@ -89,6 +96,20 @@ class Counter:
                 self._take(identity, raw)
             else:
                 self._refused["frames"] += 1
+        return True
+
+    def _shed(self) -> bool:
+        """Throws away what came, as nobody can answer so much; who waits for an answer asks again."""
+        self._flooded = False
+        for _ in range(_SHED):
+            try:
+                self._coord.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            while self._coord.getsockopt(zmq.RCVMORE):
+                self._coord.recv(zmq.NOBLOCK)
+            self._refused["flood"] += 1
+        self._calm = _memory()
         return True
 
     def _take(self, identity: bytes, raw: bytes) -> None:
@@ -246,6 +267,11 @@ class Counter:
         self._page.beat()
         self._turned_away = turned_away
         desk.judge(now, away)
+        memory = _memory()
+        if not self._behind:
+            self._calm = memory
+        self._flooded = memory - self._calm > self._limits.unread
+        self._behind = True
         if self._settling and self._settled(now):
             self._settling = False
             parked, self._parked = self._parked, {}

@@ -20,6 +20,8 @@ class Limits:
         connections: How many connections are remembered; who was forgotten has to greet again.
         waiting: How many questions may wait for a change.
         early: Bytes of questions that may wait while the service settles.
+        unread: Bytes that the process may grow by while questions come faster than they are answered; then those that
+            wait to be read are thrown away, and who needs an answer asks again.
     """
 
     suspect: float = 2.0
@@ -31,3 +33,4 @@ class Limits:
     connections: int = 16_384
     waiting: int = 100_000
     early: int = 64 << 20
+    unread: int = 1 << 30

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .curve import Guard
 
 _UNSENT: Final = 256  # answers that wait for one connection to read them
-_UNREAD: Final = 64  # questions of one connection that wait to be read
 _BACKLOG: Final = 1024
+_IDLE: Final = 60  # s of silence after which the system asks whether the other side is still there
 
 
 def listen(
@@ -53,10 +53,12 @@ def _open(
     made.linger = 0
     made.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
     made.setsockopt(zmq.SNDHWM, _UNSENT)
-    made.setsockopt(zmq.RCVHWM, _UNREAD)
+    # No limit to what waits to be read, and no heartbeats: libzmq 4.3.5 aborts the process when a connection fails that
+    # it stopped reading because of the limit, and a heartbeat is due or comes (stream_engine_base.cpp, _io_error).
+    made.setsockopt(zmq.RCVHWM, 0)
+    made.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    made.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _IDLE)
     made.setsockopt(zmq.BACKLOG, _BACKLOG)
-    made.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
     if guard is not None:
         guard.arm(made)
     return made

@@ -41,7 +41,7 @@ _PAUSE = 0.02  # s between tries to fetch
 _LOOK = 0.5  # s between looks for what others put, who tell nobody
 _LINGER_LOOK = 0.2
 _CLOSING = 2.0
-_PRUNE = 1024  # objects held before those that others deleted are looked for
+_PRUNE_EVERY = 10.0  # s between looks for what was deleted without this process hearing of it
 
 
 class P2pBackend(BlockingBackend):
@@ -70,7 +70,7 @@ class P2pBackend(BlockingBackend):
         self._pool: DaemonPool | None = None
         self._open_here = False
         self._pid = os.getpid()
-        self._prune_at = _PRUNE
+        self._pruned = time.monotonic()
 
     # --- opening and closing ------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class P2pBackend(BlockingBackend):
 
     def _linger(self) -> None:
         """Serves on if the engine died; one that closes its writer waits for the worker, and FastDeploy's ends too."""
-        if os.getppid() == self._parent:
+        if os.getppid() == self._parent or self._made is None:
             return
         end = time.monotonic() + self._config.linger
         while time.monotonic() < end:
@@ -114,12 +114,14 @@ class P2pBackend(BlockingBackend):
             time.sleep(_LINGER_LOOK)
 
     def _prune(self) -> None:
-        """Forgets what others deleted."""
+        """Lets go of what others deleted, or Redis forgot: p2pstore misses what happens while Redis is away."""
+        client = self._client()
         kept = [(name, place) for name, place in self._held().items() if place.key]
         now = self._index.generations([place.key for _, place in kept])
         for (name, place), generation in zip(kept, now, strict=True):
             if generation != place.generation:
-                self._held().pop(name)
+                client.let_go(place.key, parsed(place.generation))
+                client.held.pop(name)
 
     def _ready(self) -> None:
         if os.getpid() != self._pid:
@@ -150,9 +152,10 @@ class P2pBackend(BlockingBackend):
         self._client()
         self._putter.put(name, header, payload)
         payload.release()  # p2pstore has a copy
-        if len(self._held()) >= self._prune_at:
-            self._prune()
-            self._prune_at = max(_PRUNE, 2 * len(self._held()))
+        if time.monotonic() - self._pruned >= _PRUNE_EVERY:
+            self._pruned = time.monotonic()
+            with contextlib.suppress(RoutingError):  # the put has succeeded
+                self._prune()
 
     def _delete(self, names: Sequence[str]) -> int:
         self._ready()

@@ -206,6 +206,15 @@ class P2pClient:
             return True
         return True
 
+    def let_go(self, key: str, record: dict[str, Any]) -> None:
+        """Frees a value whose record is gone; does nothing if another put took its place, or p2pstore heard of it."""
+        metadata = record.get("metadata")
+        if isinstance(metadata, dict):
+            with contextlib.suppress(Exception):
+                self._client.metadata_client._handle_delete_event(
+                    key, metadata.get("put_id"), metadata.get("client_id")
+                )
+
     # --- closing ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

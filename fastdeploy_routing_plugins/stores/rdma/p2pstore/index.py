@@ -180,10 +180,11 @@ class RedisIndex:
 
     def generations(self, keys: Sequence[str]) -> list[str]:
         """Returns p2pstore's record of each key as text, empty where there is none."""
-        if not keys:
-            return []
-        values = self.call(self._redis.mget, [scripts.FILES + key for key in keys])
-        return [_text(value or b"") for value in values]
+        found: list[str] = []
+        for at in range(0, len(keys), _BATCH):
+            values = self.call(self._redis.mget, [scripts.FILES + key for key in keys[at : at + _BATCH]])
+            found += [_text(value or b"") for value in values]
+        return found
 
     def owners(self, keys: Sequence[str]) -> list[str]:
         """Returns whose object has its value under each key, empty where none of this package has."""

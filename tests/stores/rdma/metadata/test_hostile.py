@@ -247,3 +247,34 @@ def test_names_beyond_the_limit_are_refused_by_name() -> None:
             producer.put(name(f"x=3a{index}"))
         with pytest.raises(Exception, match="3 names, its limit"):
             producer.put(name("y"))
+
+
+def test_who_dies_among_heartbeats_with_much_unread_does_not_take_the_service_along() -> None:
+    with served() as service, client_of(service.address) as client, producing(client) as producer:
+        client.publish(producer.owner, [(name(f"x=3a{index}"), b"p" * 40) for index in range(1000)])
+        for _ in range(8):
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.linger = 0
+                stranger.setsockopt(zmq.HEARTBEAT_IVL, 2)
+                stranger.connect(service.address.endpoints[1])
+                stranger.send(framing.encode_question(m.Hello("ns", os.urandom(16)), 1, 1000))
+                stranger.recv()
+                for number in range(2, 600):
+                    stranger.send(framing.encode_question(m.AskListings(["ns/"]), number, 1000))
+                stranger.poll(20)
+        assert client.lookup([name("x=3a1")]) == [Entry(name("x=3a1"), producer.owner, b"p" * 40)]
+
+
+def test_a_flood_is_thrown_away_and_others_are_served_again() -> None:
+    with serving(unread=0) as service, client_of(service.address) as client, producing(client) as producer:
+        client.publish(producer.owner, [(name(f"x=3a{index}"), b"p" * 40) for index in range(2000)])
+        with Stranger(service.address.coord) as stranger:
+            stranger.ask(HELLO)
+            until(lambda: _flood(stranger) or client.status()["refused"].get("flood"))
+        client.connection().cache.clear()
+        assert client.lookup([name("x=3a1")]) == [Entry(name("x=3a1"), producer.owner, b"p" * 40)]
+
+
+def _flood(stranger: Stranger) -> None:
+    for number in range(2, 500):
+        stranger.socket.send(framing.encode_question(m.AskListings(["ns/"]), number, 1000) + bytes(10_000))

@@ -122,7 +122,7 @@ class Agent:
         self._shelf._arena.file.data[offset] ^= 0xFF
 
     def churn(self, board: str, seconds: float, sizes: list[int]) -> int:
-        """Puts and drops objects in the same few pages without a pause; says on a board what is there."""
+        """Puts and drops objects in the same few pages, with pauses now and then; says on a board what is there."""
         written, seed, end = Board(board, create=True), 0, time.monotonic() + seconds
         self._hold("first", b"", b"x" * 4096, True)  # makes the lending arena
         written.write([], self.info())
@@ -137,6 +137,8 @@ class Agent:
             written.write(live, self.info())
             if gone is not None:
                 self.drop(gone.name)
+            if seed % 20 == 0:
+                time.sleep(1.0 if ON_DEVICE else 0.01)
         written.write([], self.info())
         return seed
 

@@ -122,6 +122,14 @@ def reader(redis, schema=None, **options):
     return store(redis, None, schema=text, **options)
 
 
+def kept_here():
+    """Values that clients of this package hold in this process."""
+    from fastdeploy_routing_plugins.stores.rdma.p2pstore import held
+
+    clients = [client._client for client, _ in held._here().used.values()]
+    return sorted(key for client in clients for transport in client.transports for key in transport._storage)
+
+
 SCHEMA = RoutingSchema(num_experts=64, top_k=4, layer_ids=(1, 2, 5))
 
 

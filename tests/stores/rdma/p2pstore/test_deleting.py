@@ -8,21 +8,14 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins.errors import AbsentError
-from fastdeploy_routing_plugins.stores.rdma.p2pstore import held
 
-from .servers import PATIENCE, SCHEMA, ask, reader, routing, store, trainer
+from .servers import PATIENCE, SCHEMA, ask, kept_here, reader, routing, store, trainer
 
 
 @pytest.fixture
 def client(redis):
     with trainer(redis) as made:
         yield made
-
-
-def kept_here():
-    """Values that clients of this package hold in this process."""
-    clients = [client._client for client, _ in held._here().used.values()]
-    return sorted(key for client in clients for transport in client.transports for key in transport._storage)
 
 
 def wait_until(condition):

@@ -24,8 +24,9 @@ from fastdeploy_routing_plugins.errors import (
     RoutingError,
     StoreUnavailableError,
 )
+from fastdeploy_routing_plugins.stores.rdma.p2pstore import backend
 
-from .servers import PATIENCE, SCHEMA, Redis, config, reader, routing, store
+from .servers import PATIENCE, SCHEMA, Redis, config, kept_here, reader, routing, store
 
 KILLS = max(3, int(os.environ.get("FD_ROUTING_TEST_KILLS", "50")) // 50)  # 20 with the long form's 1000
 LONGEST = 15.0  # s that a call may take; options say 2 s, and p2pstore's own tries come on top
@@ -177,6 +178,21 @@ def test_what_an_unlogged_redis_forgets_can_be_put_again(tmp_path):
                 one.get("id")
             one.put("id", routing(seed=1))
             np.testing.assert_array_equal(one.get("id").routing, routing(seed=1))
+    finally:
+        server.stop()
+
+
+def test_what_an_unlogged_redis_forgets_is_not_kept_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "_PRUNE_EVERY", 0.0)
+    server = Redis(tmp_path).start()
+    try:
+        with store(server, SCHEMA) as one:
+            for number in range(3):
+                one.put(f"before:{number}", routing())
+            server.kill()
+            server.start()
+            one.put("after", routing())
+            assert kept_here() == ["after"]
     finally:
         server.stop()
 

@@ -1,0 +1,61 @@
+"""A batch from the store ``rdma``: 64 rollouts of 1 MiB at once, every digest checked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _peer import SCHEMA, Array
+from _rdma_gates import MIB, of_batch
+from _rdma_producer import COPY, array_of, config
+from _rdma_reader import STREAM, WARM_UP, Reader, clock
+from _report import Claim, Measure, Samples
+
+from fastdeploy_routing_plugins import RoutingReader, resolve
+
+COUNT = 64
+SHM, TCP, LOOP = "shm, get_batch", "tcp, get_batch", "shm, copy, a loop of get"
+_VOID = "bytes were changed on the way: the measurement is void"
+
+
+def measure(reader: Reader, server: str, folder: Path, tokens: int, rounds: int) -> Iterator[Measure | Claim]:
+    """Yields rates of our ways and of the bounds."""
+    bounds = reader.bounds
+    bounds.size = array_of(tokens, 0).size
+    with ExitStack() as stack:
+        readers = {
+            name: stack.enter_context(RoutingReader(resolve(config(server, folder, transport)), SCHEMA))
+            for name, transport in ((SHM, "shm"), (TCP, "tcp"), (LOOP, "shm"))
+        }
+        calls: dict[str, Callable[[list[str]], Any]] = {
+            COPY: lambda keys: bounds.copy(0, COUNT).reshape(COUNT, -1),
+            STREAM: lambda keys: bounds.stream(0, COUNT).reshape(COUNT, -1),
+            SHM: lambda keys: readers[SHM].get_batch(keys).routing,
+            LOOP: lambda keys: [readers[LOOP].get(key).routing for key in keys],  # type: ignore[union-attr]
+            TCP: lambda keys: readers[TCP].get_batch(keys).routing,
+        }
+        names, rates = list(calls), Samples.of(calls)
+        for number in range(-WARM_UP, rounds):
+            keys = [f"batch:{number + WARM_UP}:{index}" for index in range(COUNT)]
+            reader.ask("put_ours", keys, tokens)
+            gc.collect()
+            turn = (number + WARM_UP) % len(names)
+            for name in names[turn:] + names[:turn]:
+                took = clock(lambda: calls[name](keys), lambda found: _check(found, tokens))  # noqa: B023
+                if number >= 0:
+                    rates.add(name, [COUNT * bounds.size / took])
+            reader.ask("delete_ours", keys)
+    label = f"{COUNT} x {bounds.size / MIB:.2g} MiB"
+    yield from rates.measures(label, "MB/s", COPY, rate=True)
+    yield from of_batch(label, rates, {SHM: (COPY, 0.55), TCP: (STREAM, 0.85)})
+
+
+def _check(found: Any, tokens: int) -> None:
+    for index, each in enumerate(found):
+        expected: Array = array_of(tokens, index)
+        if not np.array_equal(each.reshape(-1), expected.reshape(-1)):
+            raise SystemExit(_VOID)

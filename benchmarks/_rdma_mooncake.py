@@ -1,0 +1,136 @@
+"""The store ``rdma`` over Mooncake beside the bare engine: one pair of engines for each, in the same two processes."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from _peer import SCHEMA, Array
+from _rdma_producer import array_of, config
+from _rdma_reader import BURST, WARM_UP, clock, same
+from _report import Claim, Measure, Samples
+
+from fastdeploy_routing_plugins import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from _rdma_reader import Reader
+
+SPINNING, ASYNC = "bare engine, blocking", "bare engine, asked every 40 us"
+OURS, DIGESTS = "rdma", "rdma, digests checked"
+_PAUSE = 40e-6  # s
+_LARGE = 16 << 20  # bytes; a get of as much is waiting, for the most part
+
+
+def bare_engine(memory: Array) -> Any:
+    """Returns an engine in TCP mode that has some memory registered."""
+    from fastdeploy_routing_plugins.stores.rdma.transport import rdma_env
+
+    engine = rdma_env.start("127.0.0.1", rdma_env.TCP, "")
+    if engine.batch_register_memory([memory.ctypes.data], [memory.nbytes]) != 0:
+        raise SystemExit("Mooncake's engine does not register memory")
+    return engine
+
+
+class Bare:
+    """Reads by an engine alone.
+
+    Args:
+        segment: The producer's engine.
+        address: Where the producer has its shared memory.
+        nbytes: The most that is read.
+    """
+
+    def __init__(self, segment: str, address: int, nbytes: int) -> None:
+        self._segment = segment
+        self._address = address
+        self._memory = np.ones(nbytes, np.uint8)
+        self._engine = bare_engine(self._memory)
+
+    def read(self, begin: int, nbytes: int) -> Array:
+        """Reads without spinning: the faster way for what is large."""
+        local, remote = self._memory.ctypes.data + begin, self._address + begin
+        batch = self._engine.batch_transfer_async_read(self._segment, [local], [remote], [nbytes])
+        while (state := self._engine.transfer_check_status(batch)) == 0:
+            time.sleep(_PAUSE)
+        if not batch or state != 1:
+            raise SystemExit("Mooncake's asynchronous read failed")
+        return self._memory[begin : begin + nbytes]
+
+    def spin(self, begin: int, nbytes: int) -> Array:
+        """Reads by the call that spins."""
+        local, remote = self._memory.ctypes.data + begin, self._address + begin
+        if self._engine.transfer_sync_read(self._segment, local, remote, nbytes) != 0:
+            raise SystemExit("Mooncake's blocking read failed")
+        return self._memory[begin : begin + nbytes]
+
+
+def measure(
+    reader: Reader, server: str, folder: Path, sizes: dict[str, int], rounds: int
+) -> Iterator[Measure | Claim]:
+    """Yields what gets over Mooncake cost, and what waiting for them does."""
+    bare, bounds = reader.mooncake, reader.bounds
+    with open_store(config(server, folder, "rdma", allow_tcp=True), schema=SCHEMA) as store:
+        calls: dict[str, Callable[[int, str], Any]] = {
+            SPINNING: lambda index, key: bare.spin(index * bounds.size, bounds.size),
+            ASYNC: lambda index, key: bare.read(index * bounds.size, bounds.size),
+            OURS: lambda index, key: store.get(key, verify=False).routing,
+            DIGESTS: lambda index, key: store.get(key).routing,
+        }
+        for label, tokens in sizes.items():
+            bounds.size = array_of(tokens, 0).size
+            samples, busy = _take_turns(reader, calls, label, tokens, rounds)
+            yield from samples.measures(f"{label}, Mooncake in TCP mode", "us", ASYNC)
+            limit = 1.2 * min(samples.median(SPINNING), samples.median(ASYNC)) + 300
+            for name in (OURS, DIGESTS):
+                what = f"{label}, {name}: 1.2 x the better bare read + 300 us"
+                yield Claim(what, samples.median(name), "<=", limit, "us")
+            if bounds.size >= _LARGE:
+                what = f"{label}, {OURS}: processor seconds per second of a get"
+                yield Claim(what, busy, "<=", 0.6, "s/s")
+
+
+def _take_turns(
+    reader: Reader, calls: dict[str, Callable[[int, str], Any]], label: str, tokens: int, rounds: int
+) -> tuple[Samples, float]:
+    """Returns microseconds, and the processor seconds of the whole process in a second of our gets."""
+    names, samples = list(calls), Samples.of(calls)
+    spent = took = 0.0
+    for number in range(-WARM_UP, rounds):
+        # The two of ours read different rollouts: what one asked the service must not help the other.
+        keys = {name: [f"mooncake:{label}:{name[4:8]}{number}:{index}" for index in range(BURST)] for name in names}
+        first = BURST * (number + WARM_UP)
+        for name in (OURS, DIGESTS):
+            reader.ask("put_mooncake", keys[name], first, tokens)
+        gc.collect()
+        turn = (number + WARM_UP) % len(names)
+        for name in names[turn:] + names[:turn]:
+            times = []
+            for index, key in enumerate(keys[name]):
+                expected = array_of(tokens, first + index)
+                before = time.process_time()
+                times.append(_clock(calls[name], index, key, expected))
+                if name == OURS and number >= 0:
+                    spent += times[-1][1] - before
+                    took += times[-1][0] / 1e6
+            if number >= 0:
+                samples.add(name, [each[0] for each in times])
+        for name in (OURS, DIGESTS):
+            reader.ask("delete_mooncake", keys[name])
+    return samples, spent / took
+
+
+def _clock(get: Callable[[int, str], Any], index: int, key: str, expected: Array) -> tuple[float, float]:
+    """Returns microseconds of a get, and the process's processor time at its end."""
+    busy = 0.0
+
+    def check(found: Any) -> None:
+        nonlocal busy
+        busy = time.process_time()
+        same(found, expected)
+
+    return clock(lambda: get(index, key), check), busy
