@@ -73,11 +73,11 @@ class Sink:
 
     @property
     def by_layer(self) -> bool:
-        """Whether a request is to be stored layer by layer: only if that shows, in FastDeploy's own file tree.
+        """Whether a request is to be stored layer by layer: only if that shows, in FastDeploy's own files or keys.
 
         Everywhere else the whole is one object, whatever ``use_fused_put`` says: it reads the same and costs less.
         """
-        return not self.resolved.use_fused_put and self.resolved.options.get("layout") == "pdtensor"
+        return not self.resolved.use_fused_put and getattr(self.resolved.config, "shows_layers", False)
 
     # --- handing over ---------------------------------------------------------------------------------------------
 

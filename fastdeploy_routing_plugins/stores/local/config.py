@@ -48,6 +48,11 @@ class LocalConfig:
             problem = f"store_dir {self.store_dir!r:.100} {reason}"
             raise ConfigError(f"{problem}: {hint}", problems=(f"{problem}: {hint}",))
 
+    @property
+    def shows_layers(self) -> bool:
+        """Whether others may look for the layers of a rollout one by one."""
+        return self.layout == "pdtensor"
+
     def path(self) -> str:
         """Returns the folder's absolute path in this process.
 

@@ -124,6 +124,11 @@ class RdmaConfig:
         return self.server.lower().startswith(_REDIS)
 
     @property
+    def shows_layers(self) -> bool:
+        """Whether others may look for the layers of a rollout one by one, as trainers with a p2pstore client do."""
+        return bool(self.redis)
+
+    @property
     def address(self) -> Address | None:
         """The service's address, or None for the one of this host and user."""
         return parse(self.server) if self.server else None
