@@ -18,7 +18,8 @@ from _report import Claim, Measure, Samples
 from fastdeploy_routing_plugins import RoutingReader, resolve
 
 COUNT = 64
-SHM, TCP, LOOP = "shm, get_batch", "tcp, get_batch", "shm, copy, a loop of get"
+SHM, TCP = "shm, get_batch", "tcp, get_batch"
+VIEWS, COPIES, STREAMED = "shm, a loop of views", "shm, a loop of copies", "tcp, as_completed"
 _VOID = "bytes were changed on the way: the measurement is void"
 
 
@@ -29,14 +30,16 @@ def measure(reader: Reader, server: str, folder: Path, tokens: int, rounds: int)
     with ExitStack() as stack:
         readers = {
             name: stack.enter_context(RoutingReader(resolve(config(server, folder, transport)), SCHEMA))
-            for name, transport in ((SHM, "shm"), (TCP, "tcp"), (LOOP, "shm"))
+            for name, transport in ((SHM, "shm"), (VIEWS, "shm"), (COPIES, "shm"), (TCP, "tcp"), (STREAMED, "tcp"))
         }
         calls: dict[str, Callable[[list[str]], Any]] = {
             COPY: lambda keys: bounds.copy(0, COUNT).reshape(COUNT, -1),
             STREAM: lambda keys: bounds.stream(0, COUNT).reshape(COUNT, -1),
             SHM: lambda keys: readers[SHM].get_batch(keys).routing,
-            LOOP: lambda keys: [readers[LOOP].get(key).routing for key in keys],  # type: ignore[union-attr]
+            VIEWS: lambda keys: [readers[VIEWS].view(key, verify=True).routing for key in keys],  # type: ignore[union-attr]
+            COPIES: lambda keys: [readers[COPIES].get(key).routing for key in keys],  # type: ignore[union-attr]
             TCP: lambda keys: readers[TCP].get_batch(keys).routing,
+            STREAMED: lambda keys: _in_order(keys, readers[STREAMED].as_completed(keys)),
         }
         names, rates = list(calls), Samples.of(calls)
         for number in range(-WARM_UP, rounds):
@@ -52,6 +55,11 @@ def measure(reader: Reader, server: str, folder: Path, tokens: int, rounds: int)
     label = f"{COUNT} x {bounds.size / MIB:.2g} MiB"
     yield from rates.measures(label, "MB/s", COPY, rate=True)
     yield from of_batch(label, rates, {SHM: (COPY, 0.55), TCP: (STREAM, 0.85)})
+
+
+def _in_order(keys: list[str], found: Iterator[tuple[Any, Any]]) -> list[Array]:
+    by_key = dict(found)
+    return [by_key[key].routing for key in keys]
 
 
 def _check(found: Any, tokens: int) -> None:

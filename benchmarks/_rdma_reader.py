@@ -18,6 +18,8 @@ from _rdma_producer import ASK, CAPACITY, COPY, PUT, XXH3, array_of, config, pro
 from _report import Samples
 
 from fastdeploy_routing_plugins import open_store
+from fastdeploy_routing_plugins.stores.rdma.address import parse
+from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient
 
 BURST = 3  # gets in a row
 WARM_UP = 3  # rounds
@@ -101,8 +103,10 @@ class Reader:
 
     def __init__(self, server: str, folder: Path, redis_port: int, producer: Peer, plain_bytes: int) -> None:
         self.producer = producer
-        self._folder = folder
         self._stack = ExitStack()
+        self._client = MetadataClient(parse(server), "default")
+        self._stack.callback(self._client.close)
+        self._client.open()
         self.bounds = Bounds(folder, self.ask("port"), plain_bytes)
         self._stack.callback(self.bounds.close)
         self.stores = {
@@ -122,7 +126,7 @@ class Reader:
         return self.producer.answer()
 
     def _ask_service(self, index: int, key: str) -> None:
-        self.stores[TCP].list("nothing")
+        self._client.listing([f"{self._client.namespace}/{index}/nothing"])
 
     def candidates(self) -> dict[str, Get]:
         """Returns all ways to get one array, given its number in the burst and its key."""

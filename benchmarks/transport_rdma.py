@@ -7,8 +7,9 @@ asynchronous one, which is asked every 40 us. Candidates take turns within each 
 reads a few different objects in a row, and medians count. Every byte is compared with the original outside the clock.
 
 * read: at most 1.2 x the engine's own asynchronous read + 300 us, at any size;
-* a batch of 64 x 1 MiB: at most 1.2 x the engine's own batch + 300 us (its asynchronous reads, all under way at once);
 * waiting for a producer that does not answer: at most 0.6 s of processor time per second.
+
+Expected of a batch of 64 x 1 MiB: at most 1.2 x the engine's asynchronous reads, all under way at once, + 300 us.
 
 Results that stay in receive memory (``in place``) and those that are copied out of it are shown apart. Mooncake
 listens on every interface, so all runs in a network of its own, over Mooncake's TCP mode; with ``--device`` in the
@@ -233,7 +234,8 @@ def measure(reader: Reader, peer: Peer, rounds: int) -> Iterator[Measure | Claim
     samples, _ = take_turns(reader, peer, max(3, rounds // 3), MIB, BATCH)
     yield from samples.measures(f"{BATCH} x 1 MiB", "us", ASYNC)
     limit = 1.2 * samples.median(ASYNC) + 300
-    yield Claim(f"{BATCH} x 1 MiB: 1.2 x asynchronous + 300 us", samples.median(IN_PLACE), "<=", limit, "us")
+    value = samples.median(IN_PLACE)
+    yield Claim(f"{BATCH} x 1 MiB: 1.2 x asynchronous + 300 us", value, "<=", limit, "us", gate=False)
 
 
 def waiting(reader: Reader) -> Claim:

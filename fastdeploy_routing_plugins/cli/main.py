@@ -53,6 +53,7 @@ _COMMANDS = {
     "serve": "Run the metadata service of the store rdma, or ask one how it is.",
     "keygen": "Make CURVE keys for a metadata service and its clients.",
     "clean": "Store what dead engines left in shared memory, and remove it.",
+    "bench": "Measure puts and gets: stores beside other ways to the same end.",
     "demo": "Run rollout and training with a small model, with and without replay.",
 }
 _EPILOG = f"""\b

@@ -28,18 +28,24 @@ class Translated:
         pass
 
     def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
-        if err is None or isinstance(err, RoutingError) or not isinstance(err, Exception):
-            return
-        name = self._objects.store_name
-        if self._objects.closed and self._verb != "_close":
-            raise StoreClosedError(f"store {name!r} was closed during the call") from err
-        if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
-            raise StoreUnavailableError(f"store {name!r} does not answer") from err
-        if isinstance(err, OSError):
-            raise StoreUnavailableError(f"store {name!r}: {err}") from err
-        raise BackendError(
-            f"store {name!r} failed in {self._verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
-        ) from err
+        if isinstance(err, Exception):
+            translate(self._objects, self._verb, err)
+
+
+def translate(objects: Objects, verb: str, err: Exception) -> None:
+    """Raises the typed error for what a backend raised; returns if it is one already."""
+    if isinstance(err, RoutingError):
+        return
+    name = objects.store_name
+    if objects.closed and verb != "_close":
+        raise StoreClosedError(f"store {name!r} was closed during the call") from err
+    if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
+        raise StoreUnavailableError(f"store {name!r} does not answer") from err
+    if isinstance(err, OSError):
+        raise StoreUnavailableError(f"store {name!r}: {err}") from err
+    raise BackendError(
+        f"store {name!r} failed in {verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
+    ) from err
 
 
 def is_sound(blob: object) -> bool:
@@ -48,11 +54,12 @@ def is_sound(blob: object) -> bool:
         return False
     header: object = blob.header
     payload: object = blob.payload
-    return (
-        isinstance(header, _BYTES)
-        and isinstance(payload, (tuple, list))
-        and all(isinstance(piece, _BYTES) for piece in payload)
-    )
+    if not isinstance(header, _BYTES) or not isinstance(payload, (tuple, list)):
+        return False
+    for piece in payload:  # noqa: SIM110 - most have one, and a generator costs more than looking at it
+        if not isinstance(piece, _BYTES):
+            return False
+    return True
 
 
 def sliced(blob: Blob, request: GetRequest) -> Blob:

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..keys import as_int, shown
 from ..spec import Capability
-from .guarding import Translated, is_sound, sliced
+from .guarding import Translated, is_sound, sliced, translate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -48,6 +48,7 @@ class Objects:
     def __init__(self, store_name: str, backend: Backend, has: Capability, call_limit: float | None) -> None:
         self.store_name = store_name
         self.has = has
+        self._ranges = Capability.RANGE in has  # looked at with every read
         self._backend = backend
         self._limit = call_limit
         self._state = "new"
@@ -100,10 +101,13 @@ class Objects:
             )
 
     async def _call(self, verb: Callable[..., Awaitable[T]], *args: Any, limit: float | None = None) -> T:
-        with Translated(self, verb.__name__):
+        try:
             if self._limit is None:
                 return await verb(*args)
             return await asyncio.wait_for(verb(*args), limit or self._limit)
+        except Exception as err:
+            translate(self, verb.__name__, err)
+            raise
 
     def broken(self, verb: str, what: str) -> BackendError:
         """Returns the error for a backend that breaks its contract."""
@@ -193,7 +197,7 @@ class Objects:
             requests: What to get.
             view: Whether the bytes may lie in the store's own memory.
         """
-        if Capability.RANGE not in self.has:
+        if not self._ranges:
             blobs = await self._get_many([GetRequest(request.name) for request in requests])
             return [
                 blob if isinstance(blob, AbsentError) else sliced(blob, request)

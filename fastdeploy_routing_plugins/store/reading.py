@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
 
 
 def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
-    dtype = np.dtype(header.dtype).newbyteorder("<")
+    dtype = _little_endian(header.dtype)
     shape = (piece.read.num_layers, piece.read.num_tokens, header.top_k)
     array: IntArray
     if len(views) == 1:
@@ -123,9 +124,15 @@ def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntA
     return rect
 
 
+@lru_cache(maxsize=8)
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+    return found
+
+
 def empty(want: Part, dtype: str, top_k: int) -> IntArray:
     """Returns a new array ``[layers, tokens, top_k]`` for a rectangle, not filled in."""
-    array: IntArray = np.empty((want.num_layers, want.num_tokens, top_k), np.dtype(dtype).newbyteorder("<"))
+    array: IntArray = np.empty((want.num_layers, want.num_tokens, top_k), _little_endian(dtype))
     return array
 
 

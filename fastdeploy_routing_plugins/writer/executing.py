@@ -104,6 +104,7 @@ class Executor:
             self._lose(task, fault)
             return failed(block.sequence, fault)
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
+        self._view.set_starts(block, 0)  # later workers do what is retained again: that one died is not its fault
         if outcome.retained and not task.retained:
             self._view.mark(block, State.DONE)  # given back in between
         if isinstance(task.operation, PutOp) and task.operation.spill:

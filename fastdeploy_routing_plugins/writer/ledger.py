@@ -89,6 +89,8 @@ class Ledger:
                 if ticket is None:
                     if outcome.sequence not in self._retained:
                         self._early[outcome.sequence] = outcome
+                    elif not outcome.retained:  # the next worker did it again, and its store does not keep it
+                        self._release(self._retained.pop(outcome.sequence))
                     continue
                 self.queue_bytes -= ticket.nbytes
                 given_back = outcome.sequence in self._given_back
@@ -135,6 +137,7 @@ class Ledger:
         """
         with self.changed:
             found = [(number, ticket.block, state_of(ticket.block)) for number, ticket in self._open.items()]
+            kept = [(number, ticket.block) for number, ticket in self._retained.items()]
         outcomes = []
         for number, block, state in found:
             if state == State.FAILED:
@@ -142,6 +145,7 @@ class Ledger:
             elif state in (State.DONE, State.RETAINED):
                 outcomes.append(Outcome(sequence=number, retained=state == State.RETAINED))
         self.settle(outcomes)
+        self.give_back([number for number, block in kept if state_of(block) == State.DONE])
 
     def fail_older(self, age: float, error: RoutingError) -> None:
         """Ends, without success, what has been open for longer than ``age`` seconds."""

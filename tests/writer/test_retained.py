@@ -17,6 +17,7 @@ from fastdeploy_routing_plugins import RoutingSchema, RoutingWriter, open_writer
 SCHEMA = RoutingSchema(num_experts=16, top_k=2, layer_ids=range(2))
 PART = np.array([[[1, 2]] * 1000, [[3, 4]] * 1000], np.uint8)
 PLUGIN = """
+import os
 from dataclasses import dataclass
 
 from fastdeploy_routing_plugins.backend import BlockingBackend
@@ -36,7 +37,7 @@ class Keeping(BlockingBackend):
             for buffer in self.kept:
                 buffer.release()
             self.kept = []
-        elif "copied" not in name:
+        elif "copied" not in name and not os.path.exists(os.path.join(os.path.dirname(self.report), "refuse")):
             self.kept.append(payload.retain())
         with open(self.report, "a") as file:
             file.write(f"{name.split('/')[1]} {bytes(self.kept[-1].data[:2]).hex() if self.kept else ''}\\n")
@@ -112,5 +113,23 @@ def test_part_put_again_can_be_released(writer: RoutingWriter, report: Path) -> 
     before = writer.stats().arena_free_bytes
     writer.submit("kept", PART).result(30)
     os.kill(writer.stats().worker_pid, signal.SIGKILL)
+    assert eventually(lambda: report.read_text() == "kept 0102\nkept 0102\n")
     writer.submit("letgo", PART).result(30)
+    assert eventually(lambda: writer.stats().arena_free_bytes == before)
+
+
+def test_kept_parts_outlive_any_number_of_killed_workers(writer: RoutingWriter, report: Path) -> None:
+    writer.submit("kept", PART).result(30)
+    for times in range(1, 6):
+        os.kill(writer.stats().worker_pid, signal.SIGKILL)
+        assert eventually(lambda times=times: report.read_text() == "kept 0102\n" * (times + 1))
+        writer.submit("copied", PART).result(30)
+        report.write_text("kept 0102\n" * (times + 1))
+
+
+def test_part_that_the_next_worker_does_not_keep_gives_its_room_back(writer: RoutingWriter, report: Path) -> None:
+    before = writer.stats().arena_free_bytes
+    writer.submit("kept", PART).result(30)
+    report.with_name("refuse").touch()
+    os.kill(writer.stats().worker_pid, signal.SIGKILL)
     assert eventually(lambda: writer.stats().arena_free_bytes == before)

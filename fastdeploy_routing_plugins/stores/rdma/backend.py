@@ -166,7 +166,8 @@ class RdmaBackend(BlockingBackend):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _list(self, prefix: str) -> list[str]:
-        return self._metadata().listing([prefix])[0].names
+        client = self._metadata()
+        return [] if client.vacant(prefix) else client.listing([prefix])[0].names
 
     def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
         return [listing.names for listing in self._metadata().listing(prefixes)]
@@ -194,6 +195,10 @@ class RdmaBackend(BlockingBackend):
         """Fetches objects from whoever has them; goes after those that moved meanwhile."""
         client = self._metadata()
         deadline = time.monotonic() + self._config.timeout
+        if len(requests) == 1:
+            sole = self._fetch_one(requests[0], client, deadline, view)
+            if sole is not None:
+                return [sole]
         found: list[Blob | AbsentError | None] = [None] * len(requests)
         left = list(range(len(requests)))
         tries = 0
@@ -228,6 +233,17 @@ class RdmaBackend(BlockingBackend):
             if left and tries > 1:
                 time.sleep(_PAUSE)
         return [each for each in found if each is not None]
+
+    def _fetch_one(self, request: GetRequest, client: MetadataClient, deadline: float, view: bool) -> Blob | None:
+        """Returns one object if it is where the service says; None if something has to be seen to."""
+        entry = client.lookup([request.name])[0]
+        if isinstance(entry, RoutingError):
+            return None
+        try:
+            blob = self._from(entry.owner, [(request, entry)], deadline, view)[0]
+        except StoreUnavailableError:
+            return None
+        return blob if isinstance(blob, Blob) else None
 
     def _from(
         self, owner: str, items: Sequence[tuple[GetRequest, Entry]], deadline: float, view: bool

@@ -6,7 +6,7 @@ service never looks into a place.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -86,11 +86,16 @@ class OwnerInfo(msgspec.Struct, frozen=True, array_like=True):
 T = TypeVar("T", Place, OwnerInfo)
 
 _LIMITS: dict[type, int] = {Place: MAX_PLACE, OwnerInfo: MAX_OWNER}
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    Place: msgspec.msgpack.Decoder(Place),
+    OwnerInfo: msgspec.msgpack.Decoder(OwnerInfo),
+}
 
 
 def encode(value: Place | OwnerInfo) -> bytes:
     """Returns a place or an owner as bytes."""
-    return msgspec.msgpack.encode(value)
+    return _encoder.encode(value)
 
 
 def decode(raw: bytes | memoryview, kind: type[T]) -> T:
@@ -102,7 +107,7 @@ def decode(raw: bytes | memoryview, kind: type[T]) -> T:
     if len(raw) > _LIMITS[kind]:
         raise CorruptDataError(f"a {kind.__name__} of {len(raw)} bytes; at most {_LIMITS[kind]}")
     try:
-        value: T = msgspec.msgpack.decode(raw, type=kind)
+        value: T = _decoders[kind].decode(raw)
     except msgspec.MsgspecError as err:
         raise CorruptDataError(f"not a {kind.__name__}: {err}") from None
     if isinstance(value, Place) and min(_numbers(value)) < 0:  # type: ignore[redundant-expr]

@@ -85,7 +85,9 @@ class Producer:
                     _log.error("%s, which a dead store worker held, is lost: %s", heirloom.name, err)
                     heirloom.payload.release()
         if self._config.transport in ("auto", "tcp"):
-            self._server = TcpServer(self.shelf, self._bind(), self._config.port, self._config.secret)
+            self._server = TcpServer(
+                self.shelf, self._bind(), self._config.port, self._config.secret, owner=self.owner
+            )
         self._link = ProducerLink(
             self._client, self._info(), self.shelf.inventory, self._dropped, succeeds=tuple(predecessors)
         )
@@ -117,7 +119,7 @@ class Producer:
             pid=os.getpid(),
             producer=self._text.producer,
             arenas=tuple(self.shelf.arenas),
-            tcp=f"{server.host}:{server.port}" if server is not None else "",
+            tcp=server.address if server is not None else "",
             rdma="" if self._endpoint is None else self._endpoint.segment,
             revision=self._revision,
         )
@@ -210,8 +212,8 @@ class Producer:
         with self._lock:
             self._withdrawn.difference_update(names)
 
-    def _dropped(self, names: Sequence[str]) -> None:
-        self.shelf.drop(names)
+    def _dropped(self, items: Sequence[tuple[str, bytes]]) -> None:
+        self.shelf.drop_places(items)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

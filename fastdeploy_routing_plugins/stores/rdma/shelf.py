@@ -254,18 +254,24 @@ class Shelf:
 
     def drop(self, names: Sequence[str]) -> int:
         """Lets go of objects; their memory is used again when no reader looks at it. Returns how many were held."""
-        count = 0
-        for name in names:
-            with self._lock:
-                held = self._held.pop(name, None)
-                if held is None:
-                    continue
-                held.gone = True
-                free = held.leases == 0
-            count += 1
-            if free:
-                self._free(held)
-        return count
+        return sum(self._drop(name, None) for name in names)
+
+    def drop_places(self, items: Sequence[tuple[str, bytes]]) -> None:
+        """Lets go of what is held under these names in these places; not of what was put again since."""
+        for name, raw in items:
+            self._drop(name, raw)
+
+    def _drop(self, name: str, raw: bytes | None) -> bool:
+        with self._lock:
+            held = self._held.get(name)
+            if held is None or (raw is not None and held.raw != raw):
+                return False
+            del self._held[name]
+            held.gone = True
+            free = held.leases == 0
+        if free:
+            self._free(held)
+        return True
 
     def _return(self, held: Held) -> None:
         with self._lock:

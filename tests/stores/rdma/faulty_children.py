@@ -124,9 +124,9 @@ def write(config: dict[str, Any], names: list[str], window: int) -> None:
         while not over.is_set():
             key = f"{name}:{number}"
             try:
-                store.put(key, routing(key, most=1000))
+                store.put(key, routing(key))
                 if chance.random() < 0.3:
-                    store.put(key, routing(key, 1, most=1000), attempt=1)
+                    store.put(key, routing(key, 1), attempt=1)
                 counts["put"] += 1
                 number += 1
                 if number > window:
@@ -167,7 +167,7 @@ def follow(config: dict[str, Any], names: list[str], threads: int, seed: int) ->
             key, began = f"{name}:{number}", time.monotonic()
             try:
                 record = store.get(key, timeout=1.0, view=chance.random() < 0.5)
-                if not is_right(record, key, most=1000):
+                if not is_right(record, key):
                     wrong.append(f"{key}: attempt {record.attempt} comes changed")
                 counts["read"] += 1
                 number += 1

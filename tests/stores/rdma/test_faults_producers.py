@@ -11,7 +11,7 @@ import pytest
 from fastdeploy_routing_plugins import SyncStore
 from fastdeploy_routing_plugins.errors import ProducerLostError, RoutingError, StoreUnavailableError
 
-from .faulty import LONG, Ground, frozen, get, ground, is_right, routing, until
+from .faulty import LONG, frozen, get, ground, is_right, routing
 from .metadata.helpers import served
 
 SUSPECT, LOST = 5.0, 20.0  # s on a busy machine; a quiet one is held to 2.5 and 12

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
@@ -17,11 +16,11 @@ from .framing import MAX_MESSAGE, Flag, Head, VersionError, decode_answer, encod
 from .security import prove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .whereabouts import Spot, Whereabouts
 
-_AGAIN: Final = 0.5  # s of silence after which a question is asked again
+_AGAIN: Final = 0.5  # s
 _SLOWEST: Final = 4.0  # s between the same question's repetitions
 _ANEW: Final = 2  # times without an answer after which the connection is made anew: it may lead nowhere
 _AFTER: Final = 0.25  # s that an answer may come after the time that the service was given for it
@@ -45,6 +44,7 @@ class Channel:
 
     Attributes:
         unasked: Called with what the service says unasked; None: that is passed over.
+        pause: Seconds of silence after which a question is asked again; twice as long each further time.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Channel:
         welcomed: Callable[[int, m.Welcome], None],
     ) -> None:
         self.unasked: Callable[[Any], None] | None = None
+        self.pause = _AGAIN
         self._context = context
         self._where = where
         self._namespace = namespace
@@ -108,20 +109,6 @@ class Channel:
             self._socket.close(0)
             self._busy.release()
 
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keeps others from closing the socket; says what went wrong with it."""
-        with self._busy:
-            try:
-                yield
-            except zmq.ZMQError as err:
-                if err.errno not in (zmq.ETERM, zmq.ENOTSOCK, zmq.ENOTSUP):
-                    raise
-                self._socket.close(0)
-                raise StoreClosedError("the store was closed") from None
-        if self._closing:
-            self._close_if_idle()
-
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -129,8 +116,8 @@ class Channel:
 
     def greet(self, deadline: float) -> None:
         """Says hello unless that was done. Raises as ``ask``."""
-        with self._using():
-            if not self._greeted:
+        if not self._greeted:
+            with _Using(self):
                 self._hello(deadline)
 
     def new_number(self) -> int:
@@ -158,7 +145,7 @@ class Channel:
             EarlierError: the service was started again, or does not know this connection any more; the caller may ask
                 again, with the same number.
         """
-        with self._using():
+        with _Using(self):
             if not self._greeted:
                 self._hello(deadline)
             head, answer = self._exchange(body, number, deadline, patient, until)
@@ -198,7 +185,7 @@ class Channel:
         self, body: Any, number: int, deadline: float, patient: bool, until: float | None
     ) -> tuple[Head, Any]:
         """Sends a question until its answer comes."""
-        flags, pause = int(Flag.PATIENT) if patient else 0, _AGAIN
+        flags, pause = int(Flag.PATIENT) if patient else 0, self.pause
         while True:
             now = time.monotonic()
             if now >= deadline:
@@ -257,13 +244,36 @@ class Channel:
 
     def listen(self, end: float) -> None:
         """Takes in what comes unasked first, if anything does until then."""
-        with self._using():
+        with _Using(self):
             self._receive(-1, end)
 
     def _silent(self) -> StoreUnavailableError:
         return StoreUnavailableError(
             f"the metadata service at {self._spot.coord} does not answer", hint=self._spot.hint
         )
+
+
+class _Using:
+    """Keeps others from closing a channel's socket; says what went wrong with it."""
+
+    __slots__ = ("_channel",)
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> None:
+        self._channel._busy.acquire()
+
+    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
+        channel = self._channel
+        try:
+            if isinstance(err, zmq.ZMQError) and err.errno in (zmq.ETERM, zmq.ENOTSOCK, zmq.ENOTSUP):
+                channel._socket.close(0)
+                raise StoreClosedError("the store was closed") from None
+        finally:
+            channel._busy.release()
+        if channel._closing:
+            channel._close_if_idle()
 
 
 def _who() -> str:

@@ -12,7 +12,8 @@ from . import messages as m
 from .channel import EarlierError
 from .connection import Connection, open_clients
 from .embedded import Shared
-from .naming import digest, rollout_of
+from .naming import DEPTH, digest, rollout_of
+from .page import bucket_of
 from .reading import take_entries, take_listing, take_listings, take_published
 from .security import Security
 from .values import Entry, Listing
@@ -184,6 +185,11 @@ class MetadataClient:
             part = missing[at : at + _AT_ONCE]
             found.update(take_listings(part, lambda body: self._insist(body, deadline, m.Listings), connection))
         return [found[prefix] for prefix in prefixes]  # type: ignore[misc]
+
+    def vacant(self, prefix: str) -> bool:
+        """Whether certainly nothing is under a rollout's prefix; False: ask. Costs no question."""
+        page = self.connection().page
+        return page is not None and prefix.count("/") == DEPTH and page.vacant(bucket_of(prefix))
 
     def lookup(self, names: Sequence[str]) -> list[Entry | RoutingError]:
         """Returns who holds each object and where, or why nobody does.

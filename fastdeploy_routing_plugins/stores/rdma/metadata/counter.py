@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from .page import Page
     from .security import Security
 
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _AT_ONCE: Final = 200  # messages read before everything else has its turn
 _PATIENCE: Final = 3600.0  # s that a question may wait
 _CHANGING: Final = (m.Publish, m.Delete, m.DeletePrefix)
 _SHED: Final = 100_000  # questions thrown away at once
+_LONGEST: Final = 3  # times as long as usual the service settles if producers of its predecessor have not come back
 _HERE: Final = 1.0  # s between words to followers
 
 
@@ -83,11 +85,10 @@ class Counter:
             return self._shed()
         recv, coord = self._coord.recv, self._coord
         for _ in range(_AT_ONCE):
-            try:
-                identity = recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if not int(coord.getsockopt(_EVENTS)) & _POLLIN:  # an exception costs as much as an answer
                 self._behind = False
                 return False
+            identity = recv(zmq.NOBLOCK)
             raw, frames = b"", 0
             while coord.getsockopt(zmq.RCVMORE):
                 raw = recv(zmq.NOBLOCK)
@@ -243,12 +244,14 @@ class Counter:
         )
 
     def _settled(self, now: float) -> bool:
-        age = now - self._started
+        age, desk = now - self._started, self._desk
         if age < self._limits.settle:
             return False
-        return age >= self._limits.lease or all(
-            owner.listed or owner.dead for owner in self._desk.index.owners.values()
-        )
+        if age >= self._limits.lease:
+            return True
+        if desk.living < self._page.expected and age < _LONGEST * self._limits.settle:
+            return False
+        return all(owner.listed or owner.dead for owner in desk.index.owners.values())
 
     def expire(self, now: float) -> None:
         """Answers those who waited for a change to no avail."""
@@ -272,8 +275,11 @@ class Counter:
             self._calm = memory
         self._flooded = memory - self._calm > self._limits.unread
         self._behind = True
+        if not self._settling or desk.living > self._page.expected:
+            self._page.expect(desk.living)
         if self._settling and self._settled(now):
             self._settling = False
+            self._page.settle()
             parked, self._parked = self._parked, {}
             for asked, body in parked.values():
                 self._work(asked, body, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -72,7 +73,8 @@ class Desk:
         self.limits = limits
         self.page = page
         self.waiters = Waiters()
-        self.index = Index(limits.tombstones, self._changed)
+        self.index = Index(limits.tombstones, self._changed, self._counted)
+        self.living = 0  # producers that are not dead, but for those of this very process
         self.told: list[Owner] = []  # owners that have something to free
         self.turned: list[Owner] = []  # owners that died, or came back
         self.changes: list[tuple[str, Owner | None, bytes]] | None = None  # for followers, if there are any
@@ -89,6 +91,9 @@ class Desk:
             m.Sign: self.sign,
             m.Unregister: self.unregister,
         }
+
+    def _counted(self, name: str, more: int) -> None:
+        self.page.crowd(bucket_of(rollout_of(name)), more)
 
     def _changed(self, name: str, owner: Owner | None, where: bytes) -> None:
         self.page.count(bucket_of(rollout_of(name)))
@@ -243,19 +248,25 @@ class Desk:
             if len(self.index.owners) >= self.limits.owners:
                 raise RefusalError(m.Refusal.FULL, f"the service holds {self.limits.owners} owners, its limit")
             owner = self.index.owners[info.owner] = Owner(namespace, body.info, info, asked.identity, now)
+            self.living += owner.info.pid != os.getpid()
             _log.info("producer %s (%s, pid %d) of namespace %s", info.producer, info.node, info.pid, namespace)
         elif info.revision >= owner.info.revision:
             owner.raw, owner.info = body.info, info
         if owner.dead:
             owner.listed = False
         self._lives(owner, now)
-        for each in body.succeeds:
-            old = self.index.owners.get(each)
-            if old is not None and old is not owner and asked.session.may(old.namespace):
-                old.heir = owner.id
-                if old.state == m.State.ALIVE:
-                    self._turn(old, m.State.SUSPECT, now)
+        self._inherit(owner, {each for each in body.succeeds if each != owner.id}, asked, now)
         return m.Done()
+
+    def _inherit(self, heir: Owner, dead: set[str], asked: Asked, now: float) -> None:
+        """Makes an owner the heir of dead ones, and of those whose heirs they were themselves."""
+        if not dead:
+            return
+        for old in list(self.index.owners.values()):
+            if (old.id in dead or old.heir in dead) and old is not heir and asked.session.may(old.namespace):
+                old.heir = heir.id
+                if old.id in dead and old.state == m.State.ALIVE:
+                    self._turn(old, m.State.SUSPECT, now)
 
     def inventory(self, body: m.Inventory, asked: Asked, now: float) -> m.Done:
         """Takes note that an owner has published everything."""
@@ -299,6 +310,7 @@ class Desk:
         self.index.set_state(owner, state, now)
         self.page.shake()
         if owner.dead != was_dead:
+            self.living += (-1 if owner.dead else 1) * (owner.info.pid != os.getpid())
             self.turned.append(owner)
             for waiter in self.waiters.all():
                 if any(holder is owner for _, holder in self._few(waiter.prefix)):

@@ -18,6 +18,8 @@ _DEAD_OWNERS: Final = 1000  # without names, that are remembered
 
 OnChange = Callable[[str, "Owner | None", bytes], None]
 """Called after each change with the name, who holds it now, and where; None and nothing if it is gone."""
+OnCount = Callable[[str, int], None]
+"""Called with each name that is new (1) or remembered no longer (-1), whoever holds it, dead or alive."""
 
 
 class Index:
@@ -26,9 +28,10 @@ class Index:
     Args:
         budget: Bytes that what is gone may take.
         on_change: See ``OnChange``.
+        on_count: See ``OnCount``.
     """
 
-    def __init__(self, budget: int, on_change: OnChange) -> None:
+    def __init__(self, budget: int, on_change: OnChange, on_count: OnCount = lambda name, more: None) -> None:
         self.owners: dict[str, Owner] = {}
         self.stones = Tombstones()
         self.dead_names = 0
@@ -38,6 +41,7 @@ class Index:
         self._empty: dict[str, Owner] = {}  # of these, those that hold nothing any more
         self._budget = budget
         self._on_change = on_change
+        self._on_count = on_count
 
     def __len__(self) -> int:
         """How many objects there are."""
@@ -84,6 +88,7 @@ class Index:
                 self.stones.discard(name)
             self._names[name] = owner
             self._order.add(name)
+            self._on_count(name, 1)
         elif holder is owner:
             if owner.places[name] == place:
                 return None
@@ -106,6 +111,7 @@ class Index:
         place = None if holder.dead else holder.places[name]
         self._leaves(holder, name)
         self._order.remove(name)
+        self._on_count(name, -1)
         self.stones.add(name, reason, now)
         if place is not None:
             self._on_change(name, None, b"")
@@ -157,6 +163,7 @@ class Index:
                 self.dead_names -= 1
                 del self._names[name]
                 self._order.remove(name)
+                self._on_count(name, -1)
             else:
                 self.stones.forget_oldest()
         return False

@@ -13,7 +13,8 @@ class Limits:
         suspect: Time without a sign after which a producer is suspect.
         lease: Time without a sign after which it is lost.
         settle: Time after the start in which clients of an earlier start are kept waiting instead of being told that
-            something is not there: producers look for the service every 0.2 s at least.
+            something is not there: producers look for the service every 0.2 s at least. Up to three times as long if
+            not as many came back as the service's killed predecessor had.
         tombstones: Bytes for the memory of what is gone.
         names: How many names there may be.
         owners: How many owners.

@@ -53,7 +53,7 @@ def _open(
     made.linger = 0
     made.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
     made.setsockopt(zmq.SNDHWM, _UNSENT)
-    # No limit to what waits to be read, and no heartbeats: libzmq 4.3.5 aborts the process when a connection fails that
+    # No limit to what waits to be read, and no heartbeats: libzmq 4.3.5 aborts the process if a connection fails that
     # it stopped reading because of the limit, and a heartbeat is due or comes (stream_engine_base.cpp, _io_error).
     made.setsockopt(zmq.RCVHWM, 0)
     made.setsockopt(zmq.TCP_KEEPALIVE, 1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _COMPONENT = "[-0-9a-z._%=`~]+"
 _NAME = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT}){{5}}", re.ASCII)
-_DEEP: Final = 4  # components of a rollout's prefix
+DEPTH: Final = 4  # components of a rollout's prefix
 COLON: Final = "=3a"  # as ids have it, encoded
 
 
@@ -28,8 +28,8 @@ def rollout_of(name: str) -> str:
 
 def rollout_of_prefix(prefix: str) -> str:
     """Returns the prefix of the one rollout that a prefix is of; empty if it may be of several."""
-    pieces = prefix.split("/", _DEEP)
-    return "/".join(pieces[:_DEEP]) + "/" if len(pieces) > _DEEP else ""
+    pieces = prefix.split("/", DEPTH)
+    return "/".join(pieces[:DEPTH]) + "/" if len(pieces) > DEPTH else ""
 
 
 def trajectory_of(name: str) -> str:

@@ -3,12 +3,15 @@
 The service increments a counter after it applied a change and before it answers anybody, so a client whose counters
 are as they were when it was told something knows that it still is so. The file, all words u64 in the host's order::
 
-    0 magic   1 key   2 buckets   3 ground   4 beat   5..7 unused   8.. buckets
+    0 magic   1 key   2 buckets   3 ground   4 beat   5 producers   6 settled   7 unused
+    8.. buckets   then as many crowds
 
 *Key* is random for each start of a service and stands in its welcome. *Ground* counts what concerns every name: a new
 service at the same address, and changes of an owner's state. *Beat* is when the service last looked, in nanoseconds of
 ``CLOCK_MONOTONIC``: without one for ``FRESH`` seconds, the service is gone, and nothing is known. A bucket counts the
-changes of the rollouts whose prefix has the bucket's hash.
+changes of the rollouts whose prefix has the bucket's hash; a crowd, how many names there are of these. Once the
+service has *settled*, and knows what producers hold, a rollout in an empty crowd has no name. *Producers* is for a
+successor: how many it has to expect.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from typing import Final
 
 import xxhash
 
-MAGIC: Final = int.from_bytes(b"FDPAGE1\n", "little")
+MAGIC: Final = int.from_bytes(b"FDPAGE2\n", "little")
 BUCKETS: Final = 16_384
 FRESH: Final = 2.0  # s
-_KEY, _BUCKETS, _GROUND, _BEAT, _FIRST = 1, 2, 3, 4, 8
-_NBYTES: Final = 8 * (_FIRST + BUCKETS)
+_KEY, _BUCKETS, _GROUND, _BEAT, _PRODUCERS, _SETTLED, _FIRST = 1, 2, 3, 4, 5, 6, 8
+_CROWDS: Final = _FIRST + BUCKETS
+_NBYTES: Final = 8 * (_CROWDS + BUCKETS)
 _FOLDER: Final = "/dev/shm"  # noqa: S108 - a tmpfs is needed
 _NAME = re.compile(r"fd-routing-(\d+)-[0-9a-f]{16}\.versions", re.ASCII)
 _LEFT: Final = 60.0  # s without a beat after which a page that nobody has locked is a leftover
@@ -57,7 +61,8 @@ class Page:
     Attributes:
         path: Its file; empty if there is none, and only this process sees it.
         key: See above.
-        inherited: Whether a service had it that lived until a moment ago.
+        inherited: Whether a service had it that was killed a moment ago.
+        expected: How many producers that one had.
     """
 
     def __init__(self, path: str, lock: int, memory: mmap.mmap) -> None:
@@ -68,10 +73,13 @@ class Page:
         words = self._words
         was_ours = words[0] == MAGIC and words[_BUCKETS] == BUCKETS
         age = (time.monotonic_ns() - words[_BEAT]) / 1e9
-        self.inherited = was_ours and 0 <= age < 10.0
+        self.inherited = was_ours and 0 <= age < _LEFT
+        self.expected = words[_PRODUCERS] if self.inherited else 0
         # Whoever still looks at a predecessor's numbers must see that they are void, before anything is answered.
         before = words[_GROUND] if was_ours else int.from_bytes(os.urandom(6), "little")
         words[_GROUND] = (before + 1) & _MASK
+        words[_SETTLED] = 0  # before the crowds: who sees one that is empty for this reason sees this afterwards
+        words[_CROWDS:] = memoryview(bytes(8 * BUCKETS)).cast("Q")
         self.key = int.from_bytes(os.urandom(8), "little")
         words[_KEY] = self.key
         words[_BUCKETS] = BUCKETS
@@ -81,6 +89,10 @@ class Page:
     def beat(self) -> None:
         """Says that the service lives."""
         self._words[_BEAT] = time.monotonic_ns()
+
+    def expect(self, producers: int) -> None:
+        """Tells a successor how many producers there are."""
+        self._words[_PRODUCERS] = producers
 
     @property
     def ground(self) -> int:
@@ -98,6 +110,14 @@ class Page:
     def count(self, bucket: int) -> None:
         """Counts a change in a bucket."""
         self._words[_FIRST + bucket] = (self._words[_FIRST + bucket] + 1) & _MASK
+
+    def crowd(self, bucket: int, more: int) -> None:
+        """Counts a name that is new in a bucket (1), or is remembered no longer (-1)."""
+        self._words[_CROWDS + bucket] += more
+
+    def settle(self) -> None:
+        """Says that the service knows what producers hold."""
+        self._words[_SETTLED] = 1
 
     def close(self) -> None:
         """Ends it for everybody and removes the file."""
@@ -214,6 +234,16 @@ class PageView:
         return (
             words[_FIRST + bucket] == version
             and words[_GROUND] == ground
+            and -1_000_000 <= time.monotonic_ns() - words[_BEAT] < FRESH * 1e9
+        )
+
+    def vacant(self, bucket: int) -> bool:
+        """Whether there is certainly no name in a bucket."""
+        words = self._words
+        return (
+            words[_CROWDS + bucket] == 0
+            and words[_SETTLED] == 1
+            and words[_KEY] == self.key
             and -1_000_000 <= time.monotonic_ns() - words[_BEAT] < FRESH * 1e9
         )
 

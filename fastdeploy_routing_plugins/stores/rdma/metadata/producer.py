@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from .client import MetadataClient
 
 _SIGN: Final = 0.5  # s between signs
-_LISTEN: Final = 0.1  # s between looks at what the producer itself wants to say
+_LISTEN: Final = 0.05  # s between looks at what the producer itself wants to say
 _AT_ONCE: Final = 1000  # names in one question
+_PAUSE: Final = 0.3  # s of silence after which the link asks again: a new connection is made before it is suspect
 _PATIENCE: Final = 1.0  # s that one question of the link may take; it asks again
 _FAREWELL: Final = 1.0  # s that unregistering may take
 
@@ -37,11 +38,9 @@ class ProducerLink:
         client: An open client.
         info: What readers must know about the owner.
         inventory: Returns everything that the owner holds as ``(name, place)``; called in the link's thread.
-        dropped: Is given the names that others deleted, or that were refused on publishing again; called in the link's
-            thread. Names may come more than once.
+        dropped: Is given name and place of what others deleted, or what was refused on publishing again; called in the
+            link's thread. They may come more than once, and a name may have been put again meanwhile, elsewhere.
         succeeds: Ids of dead owners whose objects this one took over; what it does not publish again, is lost.
-        dropped_places: Called instead of ``dropped`` with ``(name, place)``, so that what was put again under the same
-            name meanwhile, elsewhere, is not taken for what was deleted.
     """
 
     def __init__(
@@ -49,16 +48,14 @@ class ProducerLink:
         client: MetadataClient,
         info: OwnerInfo,
         inventory: Callable[[], Sequence[tuple[str, bytes]]],
-        dropped: Callable[[Sequence[str]], None],
+        dropped: Callable[[Sequence[tuple[str, bytes]]], None],
         *,
         succeeds: Sequence[str] = (),
-        dropped_places: Callable[[Sequence[tuple[str, bytes]]], None] | None = None,
     ) -> None:
         self._client = client
         self._info = info
         self._inventory = inventory
         self._dropped = dropped
-        self._dropped_places = dropped_places
         self._succeeds = list(succeeds)
         self._said = threading.Condition()
         self._epoch = 0  # of the service that knows everything; 0: none does
@@ -114,6 +111,7 @@ class ProducerLink:
         try:
             channel = self._client.new_channel()
             channel.unasked = self._take
+            channel.pause = _PAUSE
             while not self._stopping:
                 try:
                     self._turn(channel)
@@ -149,8 +147,12 @@ class ProducerLink:
             return
         end, freed = time.monotonic() + _SIGN, self._freed
         self._take(answer)
-        while not self._stopping and freed == self._freed and time.monotonic() < end:
+        while self._at_rest() and freed == self._freed and time.monotonic() < end:
             channel.listen(min(end, time.monotonic() + _LISTEN))
+
+    def _at_rest(self) -> bool:
+        """Whether there is nothing to say: other threads of the client may have met another service."""
+        return not self._stopping and self._client.epoch == self._epoch
 
     def _introduce(self, channel: Channel) -> None:
         """Tells a service that does not know the owner everything."""
@@ -190,7 +192,4 @@ class ProducerLink:
             self._freed = answer.number
 
     def _drop(self, items: list[tuple[str, bytes]]) -> None:
-        if self._dropped_places is not None:
-            self._dropped_places(items)
-        else:
-            self._dropped([name for name, _ in items])
+        self._dropped(items)

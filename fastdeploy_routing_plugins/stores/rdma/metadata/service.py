@@ -70,6 +70,7 @@ class Service:
         # The address is ours: whoever had it before is gone, and its page must say so before anybody is answered.
         self._page = make_page(page or f"{self.address.host}:{self.address.coord}")
         self._desk = Desk(limits, self._page)
+        self._sync = sync
         self._stream = Stream(sync, self._desk, self.epoch)
         self._counter = Counter(coord, self._desk, self._stream, self._page, limits, security, self.epoch)
         self._counter.sync_port = self.address.sync
@@ -91,10 +92,11 @@ class Service:
         busy = False
         while not self._stopping:
             idle = min(_TICK, desk.waiters.next_deadline - time.monotonic())
-            poller.poll(0 if busy or idle < 0 else int(idle * 1000) + 1)
+            ready = dict(poller.poll(0 if busy or idle < 0 else int(idle * 1000) + 1))
             if self._guard is not None:
                 self._guard.answer(_log.warning)
-            self._stream.read()
+            if self._sync in ready:
+                self._stream.read()
             busy = counter.read()
             now = time.monotonic()
             counter.expire(now)

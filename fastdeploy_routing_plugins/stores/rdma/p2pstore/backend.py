@@ -41,6 +41,7 @@ _PAUSE = 0.02  # s between tries to fetch
 _LOOK = 0.5  # s between looks for what others put, who tell nobody
 _LINGER_LOOK = 0.2
 _CLOSING = 2.0
+_DYING = 0.5  # s
 _PRUNE_EVERY = 10.0  # s between looks for what was deleted without this process hearing of it
 
 
@@ -103,7 +104,7 @@ class P2pBackend(BlockingBackend):
 
     def _linger(self) -> None:
         """Serves on if the engine died; one that closes its writer waits for the worker, and FastDeploy's ends too."""
-        if os.getppid() == self._parent or self._made is None:
+        if self._made is None or not self._orphaned():
             return
         end = time.monotonic() + self._config.linger
         while time.monotonic() < end:
@@ -112,6 +113,13 @@ class P2pBackend(BlockingBackend):
                 if not any(place.key for _, place in self._held().items()):
                     return
             time.sleep(_LINGER_LOOK)
+
+    def _orphaned(self) -> bool:
+        """Whether the process that started this one is gone; a dying one closes its sockets a moment before it is."""
+        until = time.monotonic() + _DYING
+        while os.getppid() == self._parent and time.monotonic() < until:
+            time.sleep(_PAUSE)
+        return os.getppid() != self._parent
 
     def _prune(self) -> None:
         """Lets go of what others deleted, or Redis forgot: p2pstore misses what happens while Redis is away."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import socket
-import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -28,9 +26,9 @@ from ....errors import (
     UnsupportedError,
 )
 from . import frames
-from .frames import Answer, Hello, Status
-from .serving import tune
+from .frames import Answer, Hello, ReplyHead, Status
 from .spans import cut
+from .stream import FEW, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _WINDOW: Final = 16 << 10  # bytes of requests without a reply; both kernels have room for them, so nobody waits
-_WAKE: Final = 1 << 20  # bytes
-_SILENCE: Final = 0.25  # s without that much, after which it is asked whether the producer lives, again and again
 _NOTHING: Final = memoryview(b"")
 
 
@@ -99,28 +95,25 @@ class Link:
         silent: Callable[[], None] = _wait_on,
     ) -> None:
         self._pool = pool
-        self._silent = silent
         self._where = f"{host}:{port}"
         self._head = memoryview(bytearray(frames.REPLY_BYTES))
-        self._wake = 1
-        self._peer = _connect(host, port, deadline)
+        self._stream = Stream(host, port, deadline, silent)
         try:
-            tune(self._peer)
             self._shake_hands(owner, secret, deadline)
         except BaseException:
-            self._peer.close()
+            self._stream.close()
             raise
 
     def close(self) -> None:
         """Closes the connection."""
-        self._peer.close()
+        self._stream.close()
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
     def _shake_hands(self, owner: str, secret: str, deadline: float) -> None:
         hello = Hello(owner, bool(secret), os.urandom(frames.NONCE)).encode()
-        self._send(hello, deadline)
-        raw = self._exactly(frames.CHALLENGE_BYTES, deadline)
+        self._stream.send(hello, deadline)
+        raw = self._stream.exactly(frames.CHALLENGE_BYTES, deadline)
         try:
             challenge = frames.decode_challenge(raw)
         except CorruptDataError:
@@ -133,8 +126,8 @@ class Link:
             )
         answer = challenge.answer
         if answer == Answer.PROVE and secret:
-            self._send(frames.prove(secret, b"reader", hello, raw), deadline)
-            answer, proof = frames.decode_verdict(self._exactly(frames.VERDICT_BYTES, deadline))
+            self._stream.send(frames.prove(secret, b"reader", hello, raw), deadline)
+            answer, proof = frames.decode_verdict(self._stream.exactly(frames.VERDICT_BYTES, deadline))
             expected = frames.prove(secret, b"producer", hello, raw)
             if answer == Answer.WELCOME and not hmac.compare_digest(proof, expected):
                 answer = Answer.WRONG_SECRET
@@ -142,11 +135,6 @@ class Link:
             answer = Answer.HAS_NO_SECRET
         if answer != Answer.WELCOME:
             raise _refusal(answer, self._where)
-
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        raw = bytearray(count)
-        self._fill([memoryview(raw)], deadline)
-        return bytes(raw)
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
@@ -169,99 +157,79 @@ class Link:
                     waiting += len(jobs[sent].request)
                     sent += 1
             if batch:
-                self._send(b"".join(batch), deadline)
-            if not ahead:
-                self._fill([self._head], deadline)
-            ahead = index + 1 < sent
-            self._take(job, ahead, deadline)
+                self._stream.send(b"".join(batch), deadline)
+            if not ahead and sent == index + 1 and job.nbytes < FEW:
+                self._take_alone(job, deadline)
+            else:
+                if not ahead:
+                    self._stream.fill([self._head], deadline)
+                ahead = index + 1 < sent
+                self._take(job, [self._head] if ahead else [], deadline)
             waiting -= len(job.request)
 
-    def _take(self, job: Job, ahead: bool, deadline: float) -> None:
-        """Receives what follows a reply's head, and the next head behind it."""
+    def _take(self, job: Job, after: list[memoryview], deadline: float) -> None:
+        """Receives what follows a reply's head, and what comes after the reply."""
+        reply = self._reply(job)
+        if reply.status == Status.ERROR:
+            raw = bytearray(reply.header_bytes)
+            self._stream.fill([memoryview(raw), *after], deadline)
+            job.result = _absence(raw, job)
+        else:
+            header, memory = bytearray(reply.header_bytes), self._memory(job)
+            self._stream.fill([memoryview(header), memory, *after], deadline)
+            job.result = Blob(bytes(header), cut(memory, job.spans))
+
+    def _take_alone(self, job: Job, deadline: float) -> None:
+        """Receives a small reply that nothing follows: as if it were the object, so that often one call is enough.
+
+        With large ones it is better not to touch the connection while the kernel still fills it.
+        """
+        header, memory = bytearray(job.wanted.place.header_bytes), self._memory(job)
+        buffers = [self._head, memoryview(header), memory]
+        there = self._stream.fill(buffers, deadline, frames.REPLY_BYTES) - frames.REPLY_BYTES
+        reply = self._reply(job)
+        if reply.status == Status.OBJECT:
+            self._stream.fill(buffers, deadline)
+            job.result = Blob(bytes(header), cut(memory, job.spans))
+        elif there > reply.header_bytes:
+            raise CorruptDataError(f"the producer at {self._where} sends more than was asked for")
+        else:
+            begun = (bytes(header) + memory[: max(0, there - len(header))])[:there]
+            job.result = _absence(begun + self._stream.exactly(reply.header_bytes - there, deadline), job)
+
+    def _memory(self, job: Job) -> memoryview:
+        return self._pool.take(job.nbytes) if job.nbytes else _NOTHING
+
+    def _reply(self, job: Job) -> ReplyHead:
+        """Returns the head of the reply to a job if it is one that may come."""
         reply = frames.decode_reply(self._head)
-        place = job.wanted.place
-        after = [self._head] if ahead else []
         if reply.number != job.number:
             raise CorruptDataError(f"the producer at {self._where} answers something else than was asked")
-        if reply.status == Status.ERROR and reply.header_bytes <= frames.MAX_ERROR and reply.payload_bytes == 0:
-            raw = bytearray(reply.header_bytes)
-            self._fill([memoryview(raw), *after], deadline)
-            err = frames.decode_error(raw)
-            if not isinstance(err, (AbsentError, SupersededError)):
-                raise err
-            job.result = err.with_facts(name=job.wanted.name)
-            return
-        if (reply.status, reply.header_bytes, reply.payload_bytes) != (Status.OBJECT, place.header_bytes, job.nbytes):
+        if reply.status == Status.ERROR:
+            sound = reply.header_bytes <= frames.MAX_ERROR and reply.payload_bytes == 0
+        else:
+            expected = Status.OBJECT, job.wanted.place.header_bytes, job.nbytes
+            sound = (reply.status, reply.header_bytes, reply.payload_bytes) == expected
+        if not sound:
             raise CorruptDataError(
                 f"the producer at {self._where} sends {reply.payload_bytes} bytes of {job.wanted.name} instead of "
                 f"{job.nbytes}",
                 name=job.wanted.name,
             )
-        header = bytearray(reply.header_bytes)
-        memory = self._pool.take(job.nbytes) if job.nbytes else _NOTHING
-        self._fill([memoryview(header), memory, *after], deadline)
-        job.result = Blob(bytes(header), cut(memory, job.spans))
-
-    # --- bytes --------------------------------------------------------------------------------------------------
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        self._peer.settimeout(_left(deadline))
-        self._peer.sendall(data)
-
-    def _fill(self, buffers: list[memoryview], deadline: float) -> None:
-        """Receives until all buffers are full."""
-        buffers = [each for each in buffers if each.nbytes]
-        missing = sum([each.nbytes for each in buffers])
-        while missing:
-            wake = min(missing, _WAKE)
-            if wake != self._wake:
-                self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
-                self._wake = wake
-            self._peer.settimeout(min(_left(deadline), _SILENCE))
-            try:
-                got = self._peer.recvmsg_into(buffers)[0]
-            except TimeoutError:
-                _left(deadline)
-                self._silent()
-                continue
-            if not got:
-                raise ConnectionResetError("the producer closed the connection")
-            missing -= got
-            while buffers and got >= buffers[0].nbytes:
-                got -= buffers.pop(0).nbytes
-            if got:
-                buffers[0] = buffers[0][got:]
+        return reply
 
 
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Connects to the first of a host's addresses where somebody listens."""
-    trouble: OSError = ConnectionRefusedError(f"{host} has no address")
-    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        peer = socket.socket(family, kind, protocol)
-        try:
-            peer.settimeout(_left(deadline))
-            peer.connect(where)
-        except OSError as err:
-            peer.close()
-            trouble = err
-        except BaseException:
-            peer.close()
-            raise
-        else:
-            return peer
-    raise trouble
-
-
-def _left(deadline: float) -> float:
-    """Returns the seconds until a deadline.
+def _absence(raw: bytes | bytearray, job: Job) -> RoutingError:
+    """Returns why an object is not there.
 
     Raises:
-        TimeoutError: it has passed.
+        StoreUnavailableError: the producer cannot serve now.
+        CorruptDataError: the bytes are no error.
     """
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
+    err = frames.decode_error(raw)
+    if not isinstance(err, (AbsentError, SupersededError)):
+        raise err
+    return err.with_facts(name=job.wanted.name)
 
 
 def _refusal(answer: int, where: str) -> RoutingError:

@@ -14,7 +14,7 @@ from ....arena.layout import PAGE
 from ....arena.lent import lend
 from .forks import Forgetful
 
-SMALL: Final = 32 << 10  # bytes; below, the C library's own recycling is faster
+SMALL: Final = 96 << 10  # bytes; below, the C library's own recycling is faster
 IDLE_BYTES: Final = 256 << 20
 IDLE_SECONDS: Final = 60.0
 _TRIM = 1.0  # s between looks at what has become too old

@@ -133,7 +133,7 @@ class Contacts:
         """Returns why a producer cannot be read from, if so."""
         try:
             answers(segment)
-        except OSError as err:
+        except (OSError, ValueError, OverflowError) as err:  # the last two: the name is none
             return f"does not answer at {segment}: {err}"
         piece = self._pool.wait(PAGE, time.monotonic() + _PATIENCE)
         if piece is None:
@@ -162,6 +162,8 @@ def answers(segment: str) -> None:
 
     Raises:
         OSError: it does not.
+        ValueError: that is no name.
+        OverflowError: that is no name.
     """
     host, _, port = segment.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), _PROBE) as peer:

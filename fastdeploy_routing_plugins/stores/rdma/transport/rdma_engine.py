@@ -136,7 +136,16 @@ class Engine:
     @property
     def quarantined(self) -> int:
         """How many transfers nobody waits for any more are still under way."""
-        return sum(len(call.flying) for call in self._work.flying() if call not in self._wanted)
+        return sum(len(call.flying) for call in self._unwanted())
+
+    @property
+    def quarantined_bytes(self) -> int:
+        """How much receive memory those hold."""
+        pieces = {transfer.piece for call in self._unwanted() for transfer in list(call.flying)}
+        return sum(piece.nbytes for piece in pieces)
+
+    def _unwanted(self) -> list[Call]:
+        return [call for call in self._work.flying() if call not in self._wanted]
 
     def _over(self, call: Call) -> None:
         """Takes note that nothing more of a call is waited for."""

@@ -2,8 +2,7 @@
 
 It reads its settings from the environment, some when it is imported, some whenever an engine is made. Ours are set for
 just that, and put back to what they were afterwards, since another user of Mooncake in this process, or in its
-children, has reasons of its own. Only ``MC_TCP_STATUS_TIMEOUT_SEC`` stays, where its TCP mode is used: it is read with
-every transfer.
+children, has reasons of its own. Only ``MC_TCP_*`` stay, where its TCP mode is used: they are read at every transfer.
 
 * It falls back from RDMA to TCP without a word. ``MC_FORCE_HCA`` and ``MC_FORCE_TCP`` are what it obeys.
 * ``MC_LOG_DIR`` ends the process the first time that an engine is made.
@@ -51,7 +50,7 @@ _DEFAULTS: Final = {
     "MC_TRANSFER_TIMEOUT": "5",
 }
 _DROPPED: Final = ("MC_LOG_DIR", "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK")
-_TCP_SILENCE: Final = ("MC_TCP_STATUS_TIMEOUT_SEC", "2")
+_TCP_DEFAULTS: Final = {"MC_TCP_STATUS_TIMEOUT_SEC": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": "3"}
 _lock = threading.Lock()
 
 
@@ -127,7 +126,8 @@ def start(host: str, chosen: str, device: str) -> Any:
     if ":" in host:
         wanted["MC_USE_IPV6"] = "1"
     if chosen == TCP:
-        os.environ.setdefault(*_TCP_SILENCE)
+        for name, value in _TCP_DEFAULTS.items():
+            os.environ.setdefault(name, value)
     with _lock, _environment(wanted):
         engine = make()
         result = engine.initialize(host, "P2PHANDSHAKE", chosen, device)

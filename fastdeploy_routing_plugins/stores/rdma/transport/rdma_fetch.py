@@ -72,30 +72,35 @@ class Fetch:
         deadline: float,
     ) -> None:
         self._line = line
-        self._pool: ReceivePool = line.pool
         self._copies = copies
         self._info = info
         self._segment = segment
         self._fresh = fresh
         self._deadline = deadline
         self._tries = 0
-        self._slice = min(_SLICE, self._pool.largest)
+        self._use(line.pool)
+
+    def _use(self, pool: ReceivePool) -> None:
+        self._pool = pool
+        self._slice = min(_SLICE, pool.largest)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Blob | RoutingError]:
         """See ``Source.read``."""
         try:
-            answers = self._read(wanted)
+            return self._read_twice(wanted)
         except StoreUnavailableError as err:
             if self._line.closed:
                 raise StoreClosedError("the store is closed") from err
             raise
+
+    def _read_twice(self, wanted: Sequence[Wanted]) -> list[Blob | RoutingError]:
+        """Reads, and reads again what was not whole: what changed meanwhile has gone by then, the rest is damaged."""
+        answers = self._read(wanted)
         doubtful = [index for index, answer in enumerate(answers) if isinstance(answer, DoubtError)]
-        if doubtful:
-            # What was changed while it was read is another block by now; what is not was damaged before.
-            again = self._read([wanted[index] for index in doubtful])
-            for index, answer in zip(doubtful, again, strict=True):
-                damaged = isinstance(answer, DoubtError)
-                answers[index] = CorruptDataError(f"{wanted[index].name} is damaged") if damaged else answer
+        again = self._read([wanted[index] for index in doubtful])
+        for index, answer in zip(doubtful, again, strict=True):
+            damaged = isinstance(answer, DoubtError)
+            answers[index] = CorruptDataError(f"{wanted[index].name} is damaged") if damaged else answer
         return answers
 
     def _read(self, wanted: Sequence[Wanted]) -> list[Blob | RoutingError]:
@@ -114,6 +119,7 @@ class Fetch:
                 else:
                     self._read_some(plans, answers)
             except _AgainError as err:
+                self._use(self._line.pool)
                 self._tries += err.counts
                 if self._tries >= _TRIES:
                     raise StoreUnavailableError(
@@ -218,6 +224,7 @@ class Fetch:
         """Returns receive memory, for which it may wait: nothing may be held meanwhile."""
         piece = self._pool.wait(nbytes, self._deadline)
         if piece is None:
+            self._line.renew(self._pool)
             raise StoreUnavailableError(
                 f"all {self._pool.nbytes >> 20} MiB of receive memory are in use",
                 hint="by other reads, or by transfers from producers that do not answer",
@@ -233,11 +240,12 @@ class Fetch:
         """
         engine = self._line.meet(self._segment, self._info, self._fresh, self._deadline)
         call = Call(self._segment, transfers)
-        if not engine.start(call):
+        if self._line.pool is not self._pool or not engine.start(call):
             raise _AgainError(counts=False)
         try:
             while not engine.finish(call, min(self._deadline, time.monotonic() + STUCK)):
                 if time.monotonic() >= self._deadline:
+                    self._line.lost(engine, self._segment)
                     raise StoreUnavailableError(
                         f"{described(self._info)} did not answer in time",
                         hint="a retry may succeed; the metadata service knows whether it is gone for good",

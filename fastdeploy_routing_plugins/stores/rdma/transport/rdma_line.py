@@ -39,7 +39,7 @@ class Line:
         self._lock = threading.Lock()
         self._closed = False
         self._first: Engine | None = None  # serves, if anything is served
-        self._reading: tuple[Engine, Contacts] | None = None
+        self._reading: tuple[Engine, Contacts] | None = None  # with the pool below
         self._old: list[Engine] = []
         self._pool: ReceivePool | None = None
 
@@ -113,6 +113,19 @@ class Line:
             pool.keep_apart()
         return engine, Contacts(engine, pool)
 
+    def renew(self, pool: ReceivePool) -> None:
+        """Takes new receive memory, and a new engine for it, if most of the old is held by reads that never ended."""
+        with self._lock:
+            reading = self._reading
+            if self._closed or reading is None or pool is not self._pool:
+                return
+            engine = reading[0]
+            if engine.quarantined_bytes < pool.nbytes // 2:
+                return
+            self._pool = None
+            self._reading = self._ready(self._made())
+            self._put_away(engine)
+
     @property
     def closed(self) -> bool:
         """Whether all is over."""
@@ -124,9 +137,12 @@ class Line:
             if self._closed or self._reading is None or self._reading[0] is not engine:
                 return
             self._reading = self._ready(self._made())
-            if engine is not self._first:
-                self._old.append(engine)
-                engine.retire()
+            self._put_away(engine)
+
+    def _put_away(self, engine: Engine) -> None:
+        if engine is not self._first:
+            self._old.append(engine)
+            engine.retire()
 
     def lost(self, engine: Engine, segment: str) -> None:
         """Takes note that reading from a producer failed."""

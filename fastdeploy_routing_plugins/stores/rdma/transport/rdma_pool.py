@@ -29,7 +29,7 @@ from ....arena.layout import PAGE, pages_for
 from ....arena.lent import lend
 
 DEFAULT_BYTES: Final = 256 << 20
-MIN_BYTES: Final = 1 << 20
+MIN_BYTES: Final = 8 << 20  # a card, which has up to 1 MiB, must fit into a quarter
 _PAUSE: Final = 0.001  # s between looks for room; pieces come back from the garbage collector, which cannot notify
 
 

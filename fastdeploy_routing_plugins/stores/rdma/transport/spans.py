@@ -33,6 +33,8 @@ def spans_of(wanted: Wanted) -> tuple[tuple[int, int], ...]:
 
 def total(spans: Sequence[tuple[int, int]]) -> int:
     """Returns how many bytes that is."""
+    if len(spans) == 1:  # the usual case
+        return spans[0][1] - spans[0][0]
     return sum([stop - start for start, stop in spans])
 
 

@@ -79,19 +79,19 @@ class TcpSource(Source, Forgetful):
         return [each for each in results if each is not None]
 
     def _fetch(self, jobs: Sequence[Job], deadline: float) -> None:
-        trouble: OSError | None = None
+        broken = False  # not the error itself, which would keep this frame, and all that was read, in a cycle
         while left := [job for job in jobs if job.result is None]:
             try:
-                self._try(left, deadline, fresh=trouble is not None)
+                self._try(left, deadline, fresh=broken)
             except OSError as err:
                 if time.monotonic() >= deadline:
                     raise StoreUnavailableError(
                         f"{self._who} does not answer in time",
                         hint="it hangs, or the network to it is broken; option timeout says how long is waited",
                     ) from err
-                if trouble is not None or isinstance(err, ConnectionRefusedError):
+                if broken or isinstance(err, ConnectionRefusedError):
                     raise self._unreachable(err) from err
-                trouble = err
+                broken = True
 
     def _try(self, jobs: Sequence[Job], deadline: float, *, fresh: bool) -> None:
         """Fetches over one connection, which is closed if anything goes wrong.
@@ -118,7 +118,8 @@ class TcpSource(Source, Forgetful):
         """Ends a read from a producer that is frozen; one that is only slow is waited for."""
         if self._lives() is False:
             raise StoreUnavailableError(
-                f"{self._who} gives no sign of life", hint="it hangs, or is gone; a retry may find it, or its successor"
+                f"{self._who} gives no sign of life",
+                hint="it hangs, or is gone; a retry may find it, or its successor",
             )
 
     def _unreachable(self, err: OSError) -> StoreUnavailableError:

@@ -84,6 +84,12 @@ def address_of(client: MetadataClient) -> Address:
     return Address("127.0.0.1", *(int(place.rpartition(":")[2]) for place in (spot.sync, spot.coord)))
 
 
+def figures_of(client: MetadataClient, owner: str) -> dict[str, Any]:
+    """Returns what the service's figures say of an owner."""
+    (found,) = (each for each in client.status()["owners"] if each["owner"] == owner)
+    return found
+
+
 def owner_info(owner: str = "", revision: int = 0, producer: str = "p") -> OwnerInfo:
     """Returns what an owner says about itself."""
     return OwnerInfo(owner or uuid.uuid4().hex, "host", "node", os.getpid(), producer, revision=revision)
@@ -108,8 +114,8 @@ class Producer:
     def _inventory(self) -> list[tuple[str, bytes]]:
         return list(self.held.items())
 
-    def _drop(self, names: Sequence[str]) -> None:
-        for each in names:
+    def _drop(self, items: Sequence[tuple[str, bytes]]) -> None:
+        for each, _ in items:
             self.held.pop(each, None)
             self.dropped.append(each)
 

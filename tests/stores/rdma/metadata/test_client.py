@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastdeploy_routing_plugins.stores.rdma.metadata.service import Service
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with serving() as service:
         yield service
@@ -70,6 +70,33 @@ def test_a_put_costs_two_questions(service: Service, client: MetadataClient) -> 
         producer.put(name())
         assert client.listing([prefix()])[0].names == [name()]
         assert asked(service) == before + 2
+
+
+def test_that_a_rollout_has_no_name_is_known_without_a_question(service: Service, client: MetadataClient) -> None:
+    until(lambda: not client.status()["settling"])
+    before = asked(service)
+    assert client.vacant(prefix("nobody"))
+    assert asked(service) == before
+
+
+def test_a_rollout_that_anybody_put_is_not_vacant(service: Service, client: MetadataClient) -> None:
+    until(lambda: not client.status()["settling"])
+    with client_of(service.address) as other, producing(other) as producer:
+        producer.put(name("crowded"))
+        assert not client.vacant(prefix("crowded"))
+
+
+def test_a_rollout_is_vacant_again_after_it_was_deleted(service: Service, client: MetadataClient) -> None:
+    until(lambda: not client.status()["settling"])
+    with producing(client) as producer:
+        producer.put(name("deleted"))
+        client.delete([name("deleted")])
+        assert client.vacant(prefix("deleted"))
+
+
+def test_what_is_no_rollouts_prefix_is_never_vacant(service: Service, client: MetadataClient) -> None:
+    until(lambda: not client.status()["settling"])
+    assert not any(client.vacant(each) for each in ("", "default/", f"{prefix('nobody')}0000000000000000000/"))
 
 
 def test_what_another_changed_is_seen_at_once(service: Service, client: MetadataClient) -> None:

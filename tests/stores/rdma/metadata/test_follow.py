@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient
+    from fastdeploy_routing_plugins.stores.rdma.metadata.service import Service
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
 
 
 @pytest.fixture
-def client() -> Iterator[MetadataClient]:
-    with serving() as service, client_of(service.address) as client:
+def client(service: Service) -> Iterator[MetadataClient]:
+    with client_of(service.address) as client:
+        until(lambda: client.status()["followed"] == 0)
         yield client
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
 from typing import Any
 
@@ -28,7 +29,8 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.clock = count()
         self.told: dict[str, tuple[str, bytes]] = {}
-        self.index = Index(10**9, self.on_change)
+        self.counts: Counter[str] = Counter()
+        self.index = Index(10**9, self.on_change, self.on_count)
         self.owners = [Owner("ns", b"", owner_info(str(i) * 32), b"", 0.0) for i in range(3)]
         for owner in self.owners:
             self.index.owners[owner.id] = owner
@@ -40,6 +42,13 @@ class Model(RuleBasedStateMachine):
             self.told.pop(name, None)
         else:
             self.told[name] = owner.id, place
+
+    def on_count(self, name: str, more: int) -> None:
+        self.counts[name] += more
+
+    @invariant()
+    def every_name_is_counted_once(self) -> None:
+        assert +self.counts == Counter(list(self.held))
 
     def alive(self, name: str) -> bool:
         return name in self.held and not self.owners[self.held[name][0]].dead

@@ -94,6 +94,64 @@ def test_a_closed_page_voids_what_was_told_and_is_removed(place: str) -> None:
     assert not os.path.exists(page_path(place))
 
 
+def test_nothing_is_vacant_before_the_service_has_settled(page: Page) -> None:
+    view = look_at(page.path, page.key)
+    assert view is not None
+    assert not view.vacant(BUCKET)
+
+
+def test_a_bucket_without_names_is_vacant(page: Page) -> None:
+    view = look_at(page.path, page.key)
+    page.settle()
+    page.crowd((BUCKET + 1) % pages.BUCKETS, 1)
+    assert view is not None
+    assert view.vacant(BUCKET)
+
+
+def test_a_bucket_is_vacant_again_when_its_last_name_is_gone(page: Page) -> None:
+    view = look_at(page.path, page.key)
+    page.settle()
+    found = []
+    for more in (1, 1, -1, -1):
+        page.crowd(BUCKET, more)
+        assert view is not None
+        found.append(view.vacant(BUCKET))
+    assert found == [False, False, False, True]
+
+
+def test_nothing_is_vacant_without_a_beat(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = look_at(page.path, page.key)
+    page.settle()
+    now = time.monotonic_ns()
+    monkeypatch.setattr(pages.time, "monotonic_ns", lambda: now + int(pages.FRESH * 1e9) + 1_000_000_000)
+    assert view is not None
+    assert not view.vacant(BUCKET)
+
+
+def test_nothing_is_vacant_for_clients_of_a_predecessor(place: str) -> None:
+    first = make_page(place)
+    view = look_at(first.path, first.key)
+    first.settle()
+    first.forget()
+    second = make_page(place)
+    second.settle()
+    assert view is not None
+    assert not view.vacant(BUCKET)
+    second.close()
+
+
+def test_what_a_predecessor_counted_is_not_counted_again(place: str) -> None:
+    first = make_page(place)
+    first.crowd(BUCKET, 1)
+    first.forget()
+    second = make_page(place)
+    second.settle()
+    view = look_at(second.path, second.key)
+    assert view is not None
+    assert view.vacant(BUCKET)
+    second.close()
+
+
 def test_a_page_is_this_users_alone(page: Page) -> None:
     assert stat.S_IMODE(os.stat(page.path).st_mode) == 0o600
 

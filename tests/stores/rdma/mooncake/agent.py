@@ -28,6 +28,7 @@ from .board import Board, Entry
 from .impostor import Impostor
 
 ON_DEVICE = os.environ.get("FD_ROUTING_TEST_RDMA") == "1"  # tests run over the RDMA devices of this host
+PAUSE = float(os.environ.get("FD_ROUTING_TEST_PAUSE", "0.01"))  # s; on an emulated device a read takes longer
 MIB = 1 << 20
 
 
@@ -93,6 +94,10 @@ class Agent:
         """Holds an object; ``lent``: in an arena like an engine's."""
         return self._hold(name, header_of(name, seed), content(seed, nbytes), lent)
 
+    def put_header(self, name: str, header: bytes) -> Place:
+        """Holds an object without payload."""
+        return self._hold(name, header, b"", False)
+
     def _hold(self, name: str, header: bytes, data: bytes, lent: bool) -> Place:
         assert self._shelf is not None
         buffer = self._lend(data) if lent else Buffer(memoryview(data))
@@ -138,7 +143,7 @@ class Agent:
             if gone is not None:
                 self.drop(gone.name)
             if seed % 20 == 0:
-                time.sleep(1.0 if ON_DEVICE else 0.01)
+                time.sleep(PAUSE)
         written.write([], self.info())
         return seed
 

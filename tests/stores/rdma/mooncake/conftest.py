@@ -15,19 +15,25 @@ from .stage import Stage
 Start = Callable[..., Remote]
 
 
-def _installed() -> bool:
-    return importlib.util.find_spec("mooncake") is not None and importlib.util.find_spec("mooncake.engine") is not None
+def need_mooncake() -> None:
+    """Skips the calling module where Mooncake is not installed."""
+    if importlib.util.find_spec("mooncake") is None:
+        pytest.skip("Mooncake Transfer Engine is not installed", allow_module_level=True)
 
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """Forks agents in a network of their own, or in the host's if tests run over its RDMA devices."""
-    if not _installed():
-        pytest.skip("Mooncake Transfer Engine is not installed")
     stage = Stage(own_network=not ON_DEVICE)
     try:
         if stage.why:
             pytest.skip(f"Mooncake listens on every interface, and a network of its own is not allowed: {stage.why}")
+        agent = Remote(stage)
+        why = agent("available", allow_tcp=True)
+        agent.dismiss()
+        agent.close()
+        if why:
+            pytest.skip(why)
         yield stage
     finally:
         stage.close()

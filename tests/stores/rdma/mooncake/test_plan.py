@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fastdeploy_routing_plugins.arena.layout import PAGE
 from fastdeploy_routing_plugins.errors import CorruptDataError, NotFoundError, RoutingError, UnsupportedError
@@ -67,7 +67,6 @@ def test_what_is_read_first_does_not_overlap(drawn: tuple[Memory, Ranges]) -> No
 @given(
     st.tuples(*[st.integers(0, 1 << 62) | st.integers(0, PAGES * PAGE)] * 8), st.sampled_from([None, (), ((0, 1),)])
 )
-@settings(max_examples=settings.default.max_examples * 3)
 def test_a_hostile_place_never_leads_outside(numbers: tuple[int, ...], ranges: Ranges) -> None:
     memory = Memory("n", b"h", b"p" * 100, lent=True)
     place = Place(*numbers)

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from .agent import MIB, content, digest, header_of
-from .conftest import Start
+from .conftest import Start, need_mooncake
 from .remote import Remote
+
+need_mooncake()
 
 SIZES = (64 << 10, MIB, 8 * MIB)
 
@@ -31,7 +33,7 @@ def reader(module_start: Start) -> Remote:
 def small(module_start: Start) -> Remote:
     """A reader with as little receive memory as there can be."""
     small = module_start()
-    small("open", MIB)
+    small("open", 1)
     return small
 
 
@@ -77,7 +79,7 @@ def test_a_batch_comes_in_order(producer: Remote, reader: Remote) -> None:
 
 
 def test_more_than_the_receive_memory_holds_comes_in_one_call(producer: Remote, small: Remote) -> None:
-    names = [(f"many/{index}", 200 + index, 200_000) for index in range(12)]
+    names = [(f"many/{index}", 200 + index, 200_000) for index in range(48)]
     wanted = [(name, producer("put", name, seed, nbytes)) for name, seed, nbytes in names]
     assert small("read", producer("info"), *wanted) == [whole(*each) for each in names]
     producer("drop", *[name for name, _, _ in names])
@@ -91,6 +93,13 @@ def test_an_object_larger_than_the_receive_memory_comes(producer: Remote, small:
     ranges = [(1, digest(part[5:6])), (4 * MIB - 9, digest(part[9:]))]
     producer("drop", "large")
     assert told == [whole("large", 9, 5 * MIB + 3), (header_of("large", 9), *ranges)]
+
+
+def test_a_header_of_any_size_comes(producer: Remote, small: Remote) -> None:
+    name = "n" * 400
+    place = producer("put_header", name, b"h" * 1_000_000)
+    [(header,)] = small("read", producer("info"), (name, place, ()))
+    assert header == b"h" * 1_000_000
 
 
 def test_what_is_gone_has_moved(producer: Remote, reader: Remote) -> None:

@@ -7,7 +7,9 @@ import pytest
 from fastdeploy_routing_plugins.errors import UnsupportedError
 
 from .agent import ON_DEVICE
-from .conftest import Start
+from .conftest import Start, need_mooncake
+
+need_mooncake()
 
 
 @pytest.mark.skipif(ON_DEVICE, reason="this host has a device")
@@ -34,7 +36,8 @@ def test_a_folder_for_logs_does_not_end_the_process(start: Start, folder: str) -
 
 
 def test_the_environment_is_as_it_was_after_an_engine_was_made(start: Start, folder: str) -> None:
-    agent = start(MC_LOG_DIR="/tmp", MC_FORCE_TCP="0", MC_TRANSFER_TIMEOUT="77", MC_TCP_STATUS_TIMEOUT_SEC="9")
+    tcp = {"MC_TCP_STATUS_TIMEOUT_SEC": "9", "MC_TCP_PROGRESS_TIMEOUT_SEC": "9"}
+    agent = start(MC_LOG_DIR="/tmp", MC_FORCE_TCP="0", MC_TRANSFER_TIMEOUT="77", **tcp)
     before = agent("environ")
     agent("open")
     agent("serve", folder)

@@ -82,6 +82,21 @@ def test_clearing_takes_everything_if_the_server_is_ours_alone(redis, client):
     assert client.list() == []
 
 
+def test_a_value_that_was_put_since_is_left_alone(redis, client):
+    """Whoever looked at a value and deletes it does not take the next one."""
+    with reader(redis) as ours:
+        backend = ours.resolved.create_backend()
+        backend._open()
+        try:
+            ask(client.put("id", routing().tobytes()))
+            looked_at = backend._index.generations(["id"])[0]
+            ask(client.put("id", routing(seed=1).tobytes()))
+            assert not backend._index.drop("id", looked_at)
+        finally:
+            backend._close()
+    assert ask(client.get("id")) == routing(seed=1).tobytes()
+
+
 def test_closing_takes_what_nobody_can_serve_any_more(redis, client):
     with store(redis, SCHEMA) as writer:
         writer.put("id", routing())

@@ -6,6 +6,7 @@ nothing that was acknowledged, which is what is asserted here.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -210,12 +211,12 @@ def test_a_password_that_is_wrong_is_a_configuration_error(tmp_path):
         server.stop()
 
 
-@pytest.fixture
-def producer(redis, tmp_path):
-    import json
-
+@pytest.fixture(params=[True, False], ids=["header", "bare"])
+def producer(request, redis, tmp_path):
+    """A process that holds ``id``, put with a header or without."""
     np.save(tmp_path / "routing.npy", routing())
-    command = [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(config(redis)), str(tmp_path / "routing.npy")]
+    own = json.dumps(config(redis, header=request.param))
+    command = [sys.executable, "-W", "ignore", "-c", CHILD, own, str(tmp_path / "routing.npy")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "put\n"
         yield process
@@ -223,26 +224,19 @@ def producer(redis, tmp_path):
 
 
 def test_a_killed_producer_is_named(redis, producer):
-    with store(redis, SCHEMA) as one:
+    with reader(redis) as one:
         np.testing.assert_array_equal(one.get("id").routing, routing())
-        producer.kill()
-        producer.wait()
-        with pytest.raises(ProducerLostError):
-            one.get("id")
-
-
-def test_what_a_killed_producer_put_can_be_put_again(redis, producer):
     producer.kill()
     producer.wait()
-    with store(redis, SCHEMA) as one:
-        one.put("id", routing(seed=1))
-        np.testing.assert_array_equal(one.get("id").routing, routing(seed=1))
+    with reader(redis) as one, pytest.raises(ProducerLostError):
+        one.get("id")
 
 
-def test_what_a_killed_producer_put_without_a_header_can_be_put_again(redis, producer):
+@pytest.mark.parametrize("header", [True, False])
+def test_what_a_killed_producer_put_can_be_put_again(redis, producer, header):
     producer.kill()
     producer.wait()
-    with store(redis, SCHEMA, header=False) as one:
+    with store(redis, SCHEMA, header=header) as one:
         one.put("id", routing(seed=1))
         np.testing.assert_array_equal(one.get("id").routing, routing(seed=1))
 

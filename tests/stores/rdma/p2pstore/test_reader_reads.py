@@ -70,6 +70,17 @@ def test_all_of_it_is_listed(redis, client):
         assert [found.key.rollout_id for found in trainer_side.list()] == ["fused:1", "fused_2", "layers", "ours"]
 
 
+def test_what_has_a_header_is_not_listed_twice(redis):
+    with store(redis, SCHEMA) as writer, reader(redis) as trainer_side:
+        name = writer.put("ours", routing(), attempt=7).name
+        backend = trainer_side.resolved.create_backend()
+        backend._open()
+        try:
+            assert backend._list("") == [name]
+        finally:
+            backend._close()
+
+
 def test_ids_of_any_length(redis, client):
     ask(client.put("l" * 300, routing().tobytes()))
     with reader(redis) as trainer_side:

@@ -116,6 +116,15 @@ def test_parts_that_fastdeploy_has_no_key_for_are_not_in_the_trainers_way(redis,
         np.testing.assert_array_equal(writer.get("id").routing, array)
 
 
+def test_other_choices_are_not_in_the_trainers_way(redis, client):
+    with store(redis, SCHEMA) as writer:
+        writer.put("id", routing(seed=1), choice=1)
+        assert ask(client.get("id")) is None
+        writer.put("id", routing(seed=0))
+        assert ask(client.get("id")) == routing(seed=0).tobytes()
+        np.testing.assert_array_equal(writer.get("id", choice=1).routing, routing(seed=1))
+
+
 def test_a_higher_attempt_takes_the_key(redis, client):
     with store(redis, SCHEMA) as writer:
         writer.put("id", routing(seed=1), attempt=1)

@@ -79,8 +79,24 @@ class Process:
         """Puts an object whose content follows from its name."""
         return places.decode(bytes.fromhex(self.ask("put", name, size, lent)), Place)
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def kill(self) -> None:
+        """Ends the producer with SIGKILL."""
+        self._process.kill()
+
+    def freeze(self) -> None:
+        """Stops the producer, and waits until all of it stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        until(lambda: set(_states(self.pid)) == {"T"})
+
+    def thaw(self) -> None:
+        """Lets it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+
+def _states(pid: int) -> list[str]:
+    """Returns what each thread of a process does."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
 
 
 def until(what: Callable[[], Any]) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from fastdeploy_routing_plugins.backend import Blob
-from fastdeploy_routing_plugins.errors import CorruptDataError, RoutingError, StoreUnavailableError
+from fastdeploy_routing_plugins.errors import CorruptDataError, DeletedError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
 from fastdeploy_routing_plugins.stores.rdma.transport import frames
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Wanted
@@ -206,10 +206,11 @@ def test_a_true_reply_is_taken(liar: Liar) -> None:
     ],
     ids=lambda raw: raw[: frames.REPLY_BYTES].hex(),
 )
-def test_a_lie_is_an_error_and_takes_no_memory(liar: Liar, said: bytes) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_lie_is_an_error_and_takes_no_memory_that_was_not_asked_for(liar: Liar, said: bytes, count: int) -> None:
     pool = Counting()
-    found = outcome(liar, said + HEADER + PAYLOAD, pool)
-    assert (type(found), pool.most) == (CorruptDataError, 0)
+    found = outcome(liar, said + HEADER + PAYLOAD, pool, [want(NAME, PLACE)] * count)
+    assert (type(found), pool.most <= 100_000) == (CorruptDataError, True)
 
 
 @pytest.mark.parametrize("said", [b"", reply()[:5], reply(), reply() + HEADER, reply() + HEADER + PAYLOAD[1:]])
@@ -218,11 +219,19 @@ def test_a_reply_that_is_cut_off_is_an_error(liar: Liar, said: bytes) -> None:
     assert isinstance(found, StoreUnavailableError)
 
 
-def test_an_error_that_nobody_asked_for_takes_no_memory(liar: Liar) -> None:
-    pool = Counting()
-    raw = frames.encode_error(StoreUnavailableError("not now"))
-    found = outcome(liar, reply(1, 0, len(raw), 0) + raw, pool)
-    assert (type(found), pool.most) == (StoreUnavailableError, 0)
+@pytest.mark.parametrize("header_bytes", [0, 4, 10_000])
+@pytest.mark.parametrize("payload_bytes", [0, 10, 100_000])
+def test_an_error_in_place_of_an_object_arrives(liar: Liar, header_bytes: int, payload_bytes: int) -> None:
+    raw = frames.encode_error(DeletedError("it was deleted", hint="look elsewhere"))
+    wanted = want(NAME, Place(5, 7, header_bytes, payload_bytes, 0, 5, 7, 8192))
+    found = outcome(liar, reply(1, 0, len(raw), 0) + raw, Pool(), [wanted])
+    assert isinstance(found, DeletedError)
+    assert (found.message, found.hint) == ("it was deleted", "look elsewhere")
+
+
+def test_more_than_an_error_is_an_error(liar: Liar) -> None:
+    raw = frames.encode_error(DeletedError("it was deleted"))
+    assert isinstance(outcome(liar, reply(1, 0, len(raw), 0) + raw + b"x", Pool()), CorruptDataError)
 
 
 def test_mutated_replies_are_an_object_of_the_right_size_or_an_error(liar: Liar) -> None:

@@ -129,7 +129,7 @@ def test_threads_never_see_each_others_memory(pool: Pool) -> None:
         chosen = random.Random(mark)
         held: list[memoryview] = []
         for _ in range(300):
-            view = pool.take(chosen.choice([40_000, 50_000, 100_000]))
+            view = pool.take(chosen.choice([100_000, 110_000, 200_000]))
             view[:] = bytes([mark]) * len(view)
             held.append(view)
             if len(held) > chosen.randrange(5):

@@ -1,0 +1,149 @@
+"""A TCP connection, from the side of who receives much: every wait has a deadline, and wake-ups are few.
+
+The kernel is told how much is still missing (``SO_RCVLOWAT``), so that it wakes this side when that much is there, or
+a megabyte of it, not for every segment; it widens the window accordingly.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+from .serving import tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WAKE: Final = 1 << 20  # bytes
+FEW: Final = 256 << 10  # bytes that are not worth telling the kernel
+_SILENCE: Final = 0.25  # s without that much, after which it is asked whether the producer lives, again and again
+
+
+class Stream:
+    """An open connection. Only one thread uses it at a time.
+
+    Args:
+        host: Where to connect to.
+        port: Where to connect to.
+        deadline: When to give up, in ``time.monotonic()``.
+        silent: Called while the other side is silent; raises if waiting is no use any more.
+
+    Raises:
+        TimeoutError: the deadline passed.
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, host: str, port: int, deadline: float, silent: Callable[[], None]) -> None:
+        self._silent = silent
+        self._wake = 1
+        self._peer = _connect(host, port, deadline)
+        try:
+            tune(self._peer)
+            self._peer.setblocking(False)
+            self._readable, self._writable = select.poll(), select.poll()
+            self._readable.register(self._peer, select.POLLIN)
+            self._writable.register(self._peer, select.POLLOUT)
+        except BaseException:
+            self._peer.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._peer.close()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Sends everything. Raises TimeoutError or OSError."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._peer.send(view, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                self._wait(self._writable, deadline)
+
+    def exactly(self, count: int, deadline: float) -> bytes:
+        """Returns the next so many bytes. Raises TimeoutError or OSError."""
+        raw = bytearray(count)
+        self.fill([memoryview(raw)], deadline)
+        return bytes(raw)
+
+    def fill(self, buffers: list[memoryview], deadline: float, enough: int | None = None) -> int:
+        """Receives until all buffers are full, or until enough has come.
+
+        Args:
+            buffers: Where to; in the end, what is not full yet.
+            deadline: When to give up.
+            enough: How many bytes are enough; None: all.
+
+        Returns:
+            How many came.
+
+        Raises:
+            TimeoutError: the deadline passed.
+            OSError: the connection broke.
+        """
+        buffers[:] = [each for each in buffers if each.nbytes]
+        if enough is None:
+            enough = sum([each.nbytes for each in buffers])
+        came = 0
+        while came < enough:
+            self._expect(enough - came)
+            self._wait(self._readable, deadline)
+            try:
+                got = self._peer.recvmsg_into(buffers)[0]
+            except BlockingIOError:
+                continue
+            if not got:
+                raise ConnectionResetError("the other side closed the connection")
+            came += got
+            while buffers and got >= buffers[0].nbytes:
+                got -= buffers.pop(0).nbytes
+            if got:
+                buffers[0] = buffers[0][got:]
+        return came
+
+    def _expect(self, nbytes: int) -> None:
+        """Tells the kernel when to wake this side."""
+        wake = min(nbytes, _WAKE) if nbytes >= FEW else 1
+        if wake != self._wake:
+            self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
+            self._wake = wake
+
+    def _wait(self, poll: select.poll, deadline: float) -> None:
+        while not poll.poll(math.ceil(min(seconds_left(deadline), _SILENCE) * 1000)):
+            seconds_left(deadline)
+            self._silent()
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """Connects to the first of a host's addresses where somebody listens."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for index, (family, kind, protocol, _, where) in enumerate(addresses):
+        peer = socket.socket(family, kind, protocol)
+        try:
+            peer.settimeout(seconds_left(deadline))
+            peer.connect(where)
+        except OSError:
+            peer.close()
+            if index + 1 == len(addresses):
+                raise
+        except BaseException:
+            peer.close()
+            raise
+        else:
+            return peer
+    raise ConnectionRefusedError(f"{host} has no address")
+
+
+def seconds_left(deadline: float) -> float:
+    """Returns the seconds until a deadline.
+
+    Raises:
+        TimeoutError: it has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
