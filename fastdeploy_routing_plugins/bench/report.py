@@ -142,7 +142,7 @@ class Report:
             return []
         return [
             f"end to end: {work.rollout_layers} layers x {work.rollout_tokens:,} tokens of an engine's table, "
-            f"{work.table_dtype} with room for {work.max_model_len:,}. FastDeploy's way: the whole table, layer by layer, "
+            f"{work.table_dtype} with room for {work.max_model_len:,}. FastDeploy's way: the whole table by layer, "
             "put together by the reader; ours: the tokens that there are, as uint8, at once, with digests"
         ]
 
