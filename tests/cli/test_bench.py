@@ -33,7 +33,7 @@ def left_over() -> set[str]:
 def measured() -> tuple[dict[str, Any], set[str]]:
     """A small run of everything that needs nothing, as JSON; and what it left in shared memory."""
     before = left_over()
-    ended = run("bench", *SMALL, "--stores", "local,rdma", "--peers", "numpy,p2pstore", "--json")
+    ended = run("bench", *SMALL, "--stores", "local,rdma,noop", "--peers", "numpy,p2pstore", "--json")
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout), left_over() - before
 
@@ -43,7 +43,14 @@ def names(document: dict[str, Any], kind: str) -> list[str]:
 
 
 def test_every_put_is_measured(measured: tuple[dict[str, Any], set[str]]) -> None:
-    assert names(measured[0], "put") == ["local: put", "rdma: put", "numpy.save", *p2p("put"), "memory copy"]
+    assert names(measured[0], "put") == [
+        "local: put",
+        "rdma: put",
+        "noop: put",
+        "numpy.save",
+        *p2p("put"),
+        "memory copy",
+    ]
 
 
 def test_every_way_to_get_is_measured(measured: tuple[dict[str, Any], set[str]]) -> None:
@@ -58,7 +65,7 @@ def p2p(verb: str) -> list[str]:
 
 
 def test_the_time_for_which_an_engine_is_blocked_is_measured(measured: tuple[dict[str, Any], set[str]]) -> None:
-    assert names(measured[0], "blocked") == ["local: submit", "rdma: submit"]
+    assert names(measured[0], "blocked") == ["local: submit", "rdma: submit", "noop: submit"]
 
 
 def test_a_batch_over_tcp_stands_beside_the_plain_stream(measured: tuple[dict[str, Any], set[str]]) -> None:
@@ -124,35 +131,29 @@ def test_a_changed_byte_voids_the_measurement() -> None:
     assert (ended.returncode, ended.stdout, "bytes were changed" in ended.stderr) == (1, "", True), ended.stderr
 
 
-def test_a_peer_that_fails_does_not_keep_the_others_from_being_measured() -> None:
-    ended = outside("--stores", "local", "--peers", "tests.cli.test_bench:WRONG", "--json", WRONG="raise")
-    document = json.loads(ended.stdout)
-    assert (ended.returncode, document["failed"], "local: get" in names(document, "get")) == (
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A run with a peer that fails, and its picture."""
+    picture = tmp_path_factory.mktemp("pictures") / "p.png"
+    more = ["--plot", str(picture)] if find_spec("matplotlib") else []
+    peer = "tests.cli.test_bench:WRONG"
+    return outside("--stores", "local", "--peers", peer, "--json", *more, WRONG="raise"), picture
+
+
+def test_a_peer_that_fails_does_not_keep_the_others_from_being_measured(
+    failing: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    document = json.loads(failing[0].stdout)
+    assert (failing[0].returncode, document["failed"], "local: get" in names(document, "get")) == (
         1,
         {"tests.cli.test_bench:WRONG": "ValueError: no more"},
         True,
     )
 
 
-def test_a_store_that_cannot_be_read_is_only_put_to() -> None:
-    ended = run("bench", *SMALL, "--stores", "noop", "--json")
-    document = json.loads(ended.stdout)
-    assert (names(document, "put"), names(document, "get")) == (
-        ["noop: put", "memory copy"],
-        ["one plain TCP stream"],
-    ), ended.stderr
-
-
-def test_markdown_is_a_table() -> None:
+def test_the_picture_is_a_png(failing: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    ended = run("bench", *SMALL, "--stores", "local", "--get", "each", "--markdown")
-    assert ended.stdout.splitlines()[1] == "| --- |" + " ---: |" * 8, ended.stderr
-
-
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    ended = run("bench", *SMALL, "--stores", "local", "--plot", str(tmp_path / "p.png"))
-    assert (ended.returncode, (tmp_path / "p.png").read_bytes()[:4]) == (0, b"\x89PNG"), ended.stderr
+    assert failing[1].read_bytes()[:4] == b"\x89PNG", failing[0].stderr
 
 
 @pytest.mark.parametrize(
@@ -222,4 +223,14 @@ def test_the_original_stands_beside_the_paper() -> None:
     report = Report(PRESETS["paper"], 1, 0, figures, [], {}, {}, {}, {})
     assert [row[0] for row in report.tables()[0].rows[1:]] == [
         f"FastDeploy#5467: {name}" for name in ("paddle.save", "paddle.load", "p2pstore.put", "p2pstore.get")
+    ]
+
+
+def test_markdown_is_tables_and_a_list() -> None:
+    figures = [Times("x|y", "y", "put", 1, [[10]]).figures()]
+    text = Report(WORK, 1, 0, figures, [], {"redis": "why"}, {}, {}, {}).markdown()
+    assert [text.splitlines()[1], "x\\|y" in text, "* not measured: redis: why" in text] == [
+        "| --- |" + " ---: |" * 8,
+        True,
+        True,
     ]

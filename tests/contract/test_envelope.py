@@ -7,6 +7,7 @@ import os
 import random
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -87,6 +88,42 @@ def test_the_golden_payload_passes_its_digests() -> None:
 def test_a_header_under_another_name_is_corrupt() -> None:
     with pytest.raises(CorruptDataError, match="belongs to"):
         envelope.decode_header(envelope.encode_header(seal()), name=abort().name())
+
+
+@given(st.sampled_from(["part", "seal", "abort"]), st.data())
+def test_a_header_has_its_own_name_and_no_other(which: str, data: st.DataObject) -> None:
+    header = HEADERS[which]
+    raw, name = envelope.encode_header(header), header.name()
+    assert envelope.decode_header(raw, name=name) == header
+    at = data.draw(st.integers(0, len(name) - 1))
+    other = name[:at] + data.draw(st.sampled_from("01a-_/p")) + name[at + data.draw(st.integers(0, 1)) :]
+    if other != name:
+        with pytest.raises(CorruptDataError):
+            envelope.decode_header(raw, name=other)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"namespace": "other"},
+        {"rollout_id": "other"},
+        {"choice": 4},
+        {"kind": "other"},
+        {"attempt": 1},
+        {"tokens": (9, 12), "weight_versions": ()},
+        {"layers": (1, 4), "layer_ids": (1, 2, 5, 6)},
+        {"layer_ids": (1, 2, 6)},
+        {"layer_ids": (1, 2, 5, 6)},
+        {"top_k": 3},
+        {"num_experts": 255},
+        {"total_tokens": 13},
+    ],
+)
+def test_a_part_that_differs_in_what_its_name_says_is_another(change: dict[str, Any]) -> None:
+    header = example(3)[0]
+    other = msgspec.structs.replace(header, **change)
+    with pytest.raises(CorruptDataError, match="belongs to"):
+        envelope.decode_header(envelope.encode_header(other), name=header.name())
 
 
 def test_a_newer_format_asks_for_an_upgrade() -> None:

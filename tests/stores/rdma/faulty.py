@@ -30,6 +30,7 @@ SECONDS = float(os.environ.get("FD_ROUTING_TEST_SOAK_SECONDS", "0"))  # 600 is t
 KILLS = max(3, int(os.environ.get("FD_ROUTING_TEST_KILLS", "60")) // 20)  # 50 with the long form's 1000
 LONG = SECONDS > 0
 MIB = 1 << 20
+ROOM = max(32, 10 * KILLS) * MIB  # of a producer
 _ROOT = Path(__file__).parents[3]
 _TOKENS = 1 << 15
 _numbers = itertools.count()
@@ -90,7 +91,7 @@ class Ground:
 
     def config(self, **options: Any) -> dict[str, Any]:
         """Returns the store's configuration."""
-        own = {"namespace": self.namespace, "server": self.server, "arena_dir": str(self.folder), "capacity": 32 * MIB}
+        own = {"namespace": self.namespace, "server": self.server, "arena_dir": str(self.folder), "capacity": ROOM}
         return {"routing_store_type": "rdma", "routing_store_config": {**own, **options}}
 
     def store(self, transport: str = "auto", **options: Any) -> SyncStore:
@@ -99,7 +100,7 @@ class Ground:
 
     def writer(self, **options: Any) -> RoutingWriter:
         """Opens a writer."""
-        limits = {"arena_bytes": 32 * MIB, "arena_dir": str(self.folder), **self.limits}
+        limits = {"arena_bytes": ROOM, "arena_dir": str(self.folder), **self.limits}
         return open_writer(self.config(producer="engine", linger=0, **options), schema=SCHEMA, limits=limits)
 
     def child(self, role: str, transport: str = "auto", *arguments: Any, **options: Any) -> Child:

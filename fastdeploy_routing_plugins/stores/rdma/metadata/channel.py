@@ -25,6 +25,7 @@ _SLOWEST: Final = 4.0  # s between the same question's repetitions
 _ANEW: Final = 2  # times without an answer after which the connection is made anew: it may lead nowhere
 _AFTER: Final = 0.25  # s that an answer may come after the time that the service was given for it
 _GRAIN: Final = 50  # ms of timeouts: setting one costs more than asking
+_LOOK: Final = 0.05  # s between looks where a service went
 _RECONNECT, _RECONNECT_MAX = 50, 200  # ms between tries to connect
 
 
@@ -174,6 +175,12 @@ class Channel:
                 if answer.code == m.Refusal.SECRET:
                     break
                 raise UnsupportedError(f"the metadata service at {self._spot.coord} refuses: {answer.message}")
+        if self._where.wanders and time.monotonic() < deadline:
+            # The one that was here is gone, and somebody else's has its port: where is it now?
+            time.sleep(_LOOK)
+            self._socket.close(0)
+            self._connect(self._where.silent())
+            raise EarlierError
         raise UnsupportedError(
             f"the metadata service at {self._spot.coord} wants another secret",
             hint="set option secret as the service's",

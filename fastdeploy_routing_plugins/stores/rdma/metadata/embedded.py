@@ -133,6 +133,8 @@ class Shared:
         namespace: The encoded namespace; each has a service of its own.
     """
 
+    wanders = True
+
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._path = ""

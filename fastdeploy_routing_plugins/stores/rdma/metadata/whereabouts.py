@@ -30,7 +30,13 @@ class Spot:
 
 
 class Whereabouts(Protocol):
-    """Knows where the service is."""
+    """Knows where the service is.
+
+    Attributes:
+        wanders: Whether it may go elsewhere, and somebody else's may be where it was.
+    """
+
+    wanders: bool
 
     def spot(self) -> Spot:
         """Returns where the service is.
@@ -53,6 +59,8 @@ class Whereabouts(Protocol):
 
 class Fixed:
     """A service at an address."""
+
+    wanders = False
 
     def __init__(self, address: Address, security: Security) -> None:
         hint = f"start one with: fd-routing serve {address}; "

@@ -1,0 +1,13 @@
+"""`rdma` over Mooncake's TCP mode keeps the contract of a backend. Run by ``test_conformance``, in a network of its own."""
+
+from __future__ import annotations
+
+from fastdeploy_routing_plugins.testing import BackendConformance
+
+
+class TestRdmaOverMooncake(BackendConformance):
+    store = "rdma"
+    persistent = False  # objects go with the process that put them
+
+    def config(self, tmp_path):
+        return {"transport": "rdma", "allow_tcp": True, "capacity": 48 << 20}
