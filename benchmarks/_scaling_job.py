@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from _peer import Peer
 from metadata import PLACE, name, service
 
 from fastdeploy_routing_plugins.stores.rdma.metadata import framing
@@ -23,6 +24,7 @@ from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, encode
 
 NAMESPACE = "run-7"
 _PATIENCE = 60_000  # ms
+_GROUP = 5000  # ranks in a process
 _AT_ONCE = 200  # questions on their way, of as many connections: what one process can keep up with
 
 
@@ -74,6 +76,58 @@ class Line:
         self._socket.close()
 
 
+def in_turn(lines: Sequence[Line], question: Callable[[int], Any]) -> None:
+    """Has each of some connections ask a question; returns when all are answered."""
+    for first in range(0, len(lines), _AT_ONCE):
+        some = lines[first : first + _AT_ONCE]
+        for index, line in enumerate(some):
+            line.send(question(first + index))
+        for line in some:
+            line.answer()
+
+
+class Ranks:
+    """Some of the ranks, in a process of their own: a process may not have as many sockets as a job.
+
+    Args:
+        endpoint: The service's.
+        first: Number of the first rank here.
+        count: How many are here.
+    """
+
+    def __init__(self, endpoint: str, first: int, count: int) -> None:
+        self._first = first
+        self._context = _context(count)
+        self._lines = [Line(self._context, endpoint) for _ in range(count)]
+
+    def hello(self) -> None:
+        in_turn(self._lines, lambda index: m.Hello(NAMESPACE, os.urandom(16)))
+
+    def look_up(self, batch: int, published: int) -> None:
+        """Asks where rollouts are, all of a rank at once."""
+
+        def prefixes(index: int) -> list[str]:
+            begin = (self._first + index) * batch
+            return [rollout_of(name((begin + number) % published)) for number in range(batch)]
+
+        in_turn(self._lines, lambda index: m.AskListings(prefixes(index)))
+
+    def addresses(self, owners: Sequence[str]) -> None:
+        """Asks how an engine is reached."""
+        in_turn(self._lines, lambda index: m.AskOwner(owners[(self._first + index) % len(owners)]))
+
+    def wait(self, rollout: str, count: int) -> None:
+        """Begins to wait for a rollout."""
+        for line in self._lines[:count]:
+            line.send(m.AskChange(rollout_of(rollout), 0, digest([])))
+
+    def told(self, rollout: str, count: int) -> float:
+        """Returns when the last one knew of it, of ``time.monotonic``."""
+        for line in self._lines[:count]:
+            assert line.answer().rows[0].names == [rollout]
+        return time.monotonic()
+
+
 class Job:
     """Engines and ranks with a connection each.
 
@@ -85,23 +139,32 @@ class Job:
     """
 
     def __init__(self, endpoint: str, pid: int, engines: int, ranks: int) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, engines + ranks + 16)
+        self._context = _context(engines)
         self._pid = pid
         self.owners = [uuid.uuid4().hex for _ in range(engines)]
         self.engines = [Line(self._context, endpoint) for _ in range(engines)]
-        self.ranks = [Line(self._context, endpoint) for _ in range(ranks)]
+        self.ranks = ranks
+        self._groups = [Peer(Ranks, endpoint, first, min(_GROUP, ranks - first)) for first in range(0, ranks, _GROUP)]
 
-    def ask(self, what: str, lines: Sequence[Line], question: Callable[[int], Any]) -> Cost:
-        """Has each of some connections ask a question; waits for all answers."""
+    def measure(self, what: str, count: int, action: Callable[[], object]) -> Cost:
+        """Returns what so many questions cost."""
         cpu, start = _cpu(self._pid), time.perf_counter()
-        for first in range(0, len(lines), _AT_ONCE):
-            some = lines[first : first + _AT_ONCE]
-            for index, line in enumerate(some):
-                line.send(question(first + index))
-            for line in some:
-                line.answer()
-        return Cost(what, len(lines), _cpu(self._pid) - cpu, time.perf_counter() - start)
+        action()
+        return Cost(what, count, _cpu(self._pid) - cpu, time.perf_counter() - start)
+
+    def of_engines(self, what: str, question: Callable[[int], Any]) -> Cost:
+        """Has every engine ask a question."""
+        return self.measure(what, len(self.engines), lambda: in_turn(self.engines, question))
+
+    def of_ranks(self, what: str, verb: str, *args: Any) -> Cost:
+        """Has every rank ask a question."""
+        return self.measure(what, self.ranks, lambda: self.everybody(verb, *args))
+
+    def everybody(self, verb: str, *args: Any) -> list[Any]:
+        """Has all groups of ranks do something at the same time."""
+        for group in self._groups:
+            group.tell(verb, *args)
+        return [group.answer() for group in self._groups]
 
     def awaited(self, waiting: int, rollout: str, owner: int) -> tuple[Cost, float]:
         """Publishes what many ranks wait for.
@@ -114,49 +177,59 @@ class Job:
         Returns:
             What it cost, and seconds from publishing until the last one knew.
         """
-        prefix, ranks = rollout_of(rollout), self.ranks[:waiting]
-        cpu, start = _cpu(self._pid), time.perf_counter()
-        for rank in ranks:
-            rank.send(m.AskChange(prefix, 0, digest([])))
-        time.sleep(0.5)  # all of them wait there by now
-        published = time.perf_counter()
-        self.engines[owner].send(m.Publish(self.owners[owner], [rollout], [PLACE]))
-        self.engines[owner].answer()
-        for rank in ranks:
-            assert rank.answer().rows[0].names == [rollout]
-        last = time.perf_counter() - published
-        return Cost("wait for a rollout, told when it comes", waiting, _cpu(self._pid) - cpu, published - start), last
+        each = -(-waiting // len(self._groups))
+        published = 0.0
+        last: list[float] = []
 
-    def hello(self, lines: Sequence[Line], what: str) -> Cost:
-        """Lets connections greet."""
-        return self.ask(what, lines, lambda index: m.Hello(NAMESPACE, os.urandom(16)))
+        def action() -> None:
+            nonlocal published, last
+            self.everybody("wait", rollout, each)
+            time.sleep(0.5)  # all of them wait at the service by now
+            for group in self._groups:
+                group.tell("told", rollout, each)
+            published = time.monotonic()
+            self.engines[owner].send(m.Publish(self.owners[owner], [rollout], [PLACE]))
+            self.engines[owner].answer()
+            last = [group.answer() for group in self._groups]
+
+        cost = self.measure("wait for a rollout, told when it comes", each * len(self._groups), action)
+        return cost, max(last) - published
 
     def register(self) -> Iterator[Cost]:
         """Lets engines come."""
-        yield self.hello(self.engines, "engine connects")
+        yield self.of_engines("engine connects", lambda index: m.Hello(NAMESPACE, os.urandom(16)))
 
         def info(index: int) -> bytes:
             return encode(OwnerInfo(self.owners[index], "host", f"node-{index}", 1, f"engine-{index}"))
 
-        yield self.ask("engine registers", self.engines, lambda index: m.Register(info(index)))
-        self.ask("", self.engines, lambda index: m.Inventory(self.owners[index]))
+        yield self.of_engines("engine registers", lambda index: m.Register(info(index)))
+        self.of_engines("", lambda index: m.Inventory(self.owners[index]))
 
     def publish(self, each: int) -> Cost:
         """Every engine publishes rollouts, one by one."""
-        cpu, wall, count = 0.0, 0.0, len(self.engines)
-        for turn in range(each):
-            cost = self.ask(
-                "",
-                self.engines,
-                lambda index: m.Publish(self.owners[index], [name(turn * count + index)], [PLACE]),  # noqa: B023
-            )
-            cpu, wall = cpu + cost.cpu, wall + cost.wall
-        return Cost("rollout is published", each * count, cpu, wall)
+        count = len(self.engines)
+
+        def all_of_them() -> None:
+            for turn in range(each):
+                in_turn(
+                    self.engines,
+                    lambda index: m.Publish(self.owners[index], [name(turn * count + index)], [PLACE]),  # noqa: B023
+                )
+
+        return self.measure("rollout is published", each * count, all_of_them)
 
     def close(self) -> None:
-        for line in (*self.engines, *self.ranks):
+        for line in self.engines:
             line.close()
         self._context.term()
+        for group in self._groups:
+            group.close()
+
+
+def _context(sockets: int) -> zmq.Context[Any]:
+    context: zmq.Context[Any] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, sockets + 16)
+    return context
 
 
 def _cpu(pid: int) -> float:
@@ -167,13 +240,12 @@ def _cpu(pid: int) -> float:
 @contextmanager
 def job(engines: int, ranks: int) -> Iterator[Job]:
     """Runs a service and connects a job to it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * (engines + ranks) + 500  # of this process; the service, its child, has as many
+    wanted, hard = engines + ranks + 500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the service's open files
     if wanted > hard:
         raise SystemExit(
             f"{engines + ranks} connections need {wanted} open files, and {hard} are allowed (ulimit -Hn)"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with service() as address:
         client = MetadataClient(address, NAMESPACE, timeout=30)
         client.open()
@@ -193,20 +265,17 @@ def costs(connected: Job, seconds: int, batch: int) -> Iterator[Cost]:
         seconds: For how long signs are given.
         batch: Rollouts that a rank asks for at once.
     """
-    owners = connected.owners
+    owners, count = connected.owners, len(connected.owners)
     yield from connected.register()
-    yield connected.hello(connected.ranks, "rank connects")
-    rounds = [connected.ask("", connected.engines, lambda index: m.Sign(owners[index])) for _ in range(2 * seconds)]
-    count = sum(each.count for each in rounds)
-    yield Cost("engine's sign of life", count, sum(x.cpu for x in rounds), sum(x.wall for x in rounds))
+    yield connected.of_ranks("rank connects", "hello")
+
+    def signs() -> None:
+        for _ in range(2 * seconds):
+            in_turn(connected.engines, lambda index: m.Sign(owners[index]))
+
+    yield connected.measure("engine's sign of life", 2 * seconds * count, signs)
     published = connected.publish(4)
     yield published
-
-    def prefixes(index: int) -> list[str]:
-        return [rollout_of(name((index * batch + number) % published.count)) for number in range(batch)]
-
     what = f"rank asks where {batch} rollouts are"
-    yield connected.ask(what, connected.ranks, lambda index: m.AskListings(prefixes(index)))
-    yield connected.ask(
-        "rank asks for an engine's address", connected.ranks, lambda index: m.AskOwner(owners[index % len(owners)])
-    )
+    yield connected.of_ranks(what, "look_up", batch, published.count)
+    yield connected.of_ranks("rank asks for an engine's address", "addresses", owners)

@@ -98,9 +98,9 @@ def of_names(counts: Sequence[int]) -> Iterator[tuple[str, ...]]:
 
 def of_waiting(connected: Job, counts: Sequence[int]) -> Iterator[tuple[Cost, tuple[str, ...]]]:
     """Yields, for ranks that wait for the same rollout, when the last one knows of it."""
-    for number, count in enumerate(each for each in counts if each <= len(connected.ranks)):
+    for number, count in enumerate(each for each in counts if each <= connected.ranks):
         cost, last = connected.awaited(count, name(10**8 + number * 1000), number % len(connected.engines))
-        yield cost, (f"{count:,}", f"{last * 1e3:.1f} ms", f"{cost.each:.0f} us")
+        yield cost, (f"{cost.count:,}", f"{last * 1e3:.1f} ms", f"{cost.each:.0f} us")
 
 
 def of_records(counts: Sequence[int], shm: str) -> Iterator[tuple[str, ...]]:
@@ -190,6 +190,8 @@ def main() -> int:
     console = Console(width=None if Console().is_terminal else 130)
     for title, headers, rows in sections:
         found = list(rows())
+        if not found:
+            continue
         document[title] = [dict(zip(headers, row, strict=True)) for row in found]
         _show(console, title, headers, found, options.json)
     measured, waiting = simulate(options, load)

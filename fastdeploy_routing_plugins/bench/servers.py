@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SERVE = "from fastdeploy_routing_plugins.cli.main import main; main()"
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG of prctl.h
 _PATIENCE = 20.0  # s to start, and to end
 
 
@@ -39,7 +42,7 @@ def metadata_service() -> Iterator[str]:
     sync, coord = free_ports(2)
     address = f"zmq://127.0.0.1:{sync},127.0.0.1:{coord}"
     command = [sys.executable, "-c", _SERVE, "serve", address]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - our own
+    process = _start(command)
     try:
         _wait_for(process, coord, b"", "the metadata service")
         yield address
@@ -58,12 +61,23 @@ def redis_server(folder: Path) -> Iterator[int]:
     assert server is not None, "whoever needs it looks whether it is there"
     (port,) = free_ports(1)
     options = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    process = _start([server, *options])
     try:
         _wait_for(process, port, b"PING\r\n", "redis-server")
         yield port
     finally:
         _end(process)
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Starts a server that ends with this process, however that ends."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
+
+    def tie() -> None:
+        if prctl is not None:
+            prctl(_PARENT_DEATH, signal.SIGTERM)
+
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=tie)  # noqa: S603
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, ping: bytes, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,12 +19,14 @@ from ...errors import (
     ProducerLostError,
     RoutingError,
     StoreClosedError,
+    StoreError,
     StoreUnavailableError,
 )
 from .metadata.client import MetadataClient, Security
 from .place import Place, decode
 from .producing import Producer, host_id, make_endpoint
 from .shelf import ShelfText
+from .succession import awaits_heir
 from .transport.base import Wanted
 from .transport.choose import Sources
 
@@ -41,6 +44,7 @@ _GONE: dict[str, type[RoutingError]] = {
     "closed": EvictedError,
     "lost": ProducerLostError,
 }
+_log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _PAUSE = 0.02  # s between tries to reach a producer that may be starting again
 
 
@@ -78,6 +82,19 @@ class RdmaBackend(BlockingBackend):
         self._host = host_id()
         self._endpoint = make_endpoint(config)
         self._sources = Sources(config, self._host, self._endpoint, lives=self._client.lives)
+        self._inherit()
+
+    def _inherit(self) -> None:
+        """Takes over at once, not only at the first put, what a killed store worker held that wrote as this one."""
+        if awaits_heir(self._config.arena_dir, self._shelf_text()):
+            try:
+                self._producing()
+            except StoreError as err:
+                _log.warning("what a dead store worker held is not taken over yet: %s", err)
+
+    def _shelf_text(self) -> ShelfText:
+        context = self._context
+        return ShelfText(1, uuid.uuid4().hex, context.producer, context.namespace, self._config.server)
 
     def _close(self) -> None:
         with self._lock:
@@ -119,10 +136,7 @@ class RdmaBackend(BlockingBackend):
             if self._closed:
                 raise StoreClosedError("the store is closed")
             if self._producer is None:
-                text = ShelfText(
-                    1, uuid.uuid4().hex, self._context.producer, self._context.namespace, self._config.server
-                )
-                producer = Producer(self._config, text, client, self._host, self._endpoint)
+                producer = Producer(self._config, self._shelf_text(), client, self._host, self._endpoint)
                 try:
                     producer.start()
                 except BaseException:

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ...backend import Buffer
 from ...errors import (
     AbsentError,
     AlreadyExistsError,
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...arena.file import ArenaFile
-    from ...backend import Buffer
     from .config import RdmaConfig
     from .metadata.client import Entry, MetadataClient
+    from .succession import Heirloom
     from .transport.rdma import RdmaEndpoint
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
@@ -75,23 +76,45 @@ class Producer:
         Raises:
             StoreUnavailableError: the service does not answer, or the address to listen on is not free.
         """
-        predecessors = self._predecessors
-        for estate in estates(self._config.arena_dir, self._text):
-            predecessors.append(estate.owner)
-            for heirloom in estate.heirlooms():
-                try:
-                    self.shelf.hold(heirloom.name, heirloom.header, heirloom.payload)
-                except (AlreadyExistsError, ArenaFullError) as err:
-                    _log.error("%s, which a dead store worker held, is lost: %s", heirloom.name, err)
-                    heirloom.payload.release()
+        left = list(estates(self._config.arena_dir, self._text))
+        try:
+            self._predecessors += [estate.owner for estate in left]
+            copied = [heirloom for estate in left for heirloom in estate.heirlooms() if self._copies(heirloom)]
+            self._serve()
+        except BaseException:
+            for estate in left:
+                estate.leave()
+            raise
+        for heirloom in copied:
+            heirloom.payload.release()
+        for estate in left:
+            estate.settle()
+
+    def _serve(self) -> None:
         if self._config.transport in ("auto", "tcp"):
             self._server = TcpServer(
                 self.shelf, self._bind(), self._config.port, self._config.secret, owner=self.owner
             )
         self._link = ProducerLink(
-            self._client, self._info(), self.shelf.inventory, self._dropped, succeeds=tuple(predecessors)
+            self._client, self._info(), self.shelf.inventory, self._dropped, succeeds=tuple(self._predecessors)
         )
         self._link.start()
+
+    def _copies(self, heirloom: Heirloom) -> bool:
+        """Holds what a dead producer held; returns whether it need not stay where it is."""
+        name, header, payload = heirloom.name, heirloom.header, heirloom.payload
+        try:
+            self.shelf.hold(name, header, Buffer(payload.data))
+        except AlreadyExistsError:
+            pass  # an heir that died, too, had copied it
+        except ArenaFullError:
+            try:
+                self.shelf.hold(name, header, payload)
+            except ArenaFullError as err:
+                _log.error("%s, which a dead store worker held, is lost: %s", name, err)
+            else:
+                return False
+        return True
 
     def _bind(self) -> str:
         address = self._config.address

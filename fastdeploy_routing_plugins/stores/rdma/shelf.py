@@ -46,6 +46,11 @@ class ShelfText(msgspec.Struct, frozen=True):
     namespace: str
     server: str
 
+    @property
+    def line(self) -> tuple[str, str, str]:
+        """What a producer has in common with its heir."""
+        return self.producer, self.namespace, self.server
+
 
 class Held:
     """An object on a shelf.

@@ -1,8 +1,11 @@
 """Taking over what a dead producer held: its shelf outlives it in shared memory.
 
 A store worker that was killed is replaced by one that writes as the same producer to the same service. What the dead
-one had copied to its shelf stays where it is and gets new cards; what was lent to it from the engine's arena, the
-engine hands over again.
+one had copied to its shelf is copied to the new one, so that dead shelves do not add up; what finds no room there
+stays where it is and gets a new card. What was lent to it from the engine's arena, the engine hands over again.
+
+A dead producer's shelf goes only when the service knows its heir: whoever has to take over from an heir that died
+before that finds both shelves, and so knows whose names it may take.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Heirloom:
 
 
 class Estate:
-    """A dead producer's shelf, in the hand of who took it over. It is removed when the last object of it goes.
+    """A dead producer's shelf, in the hand of who took it over. Once settled, it goes with the last object on it.
 
     Args:
         file: The shelf, locked.
@@ -55,6 +58,8 @@ class Estate:
         self._file = file
         self._view = ArenaView(file)
         self._left: set[int] = set()
+        self._settled = False
+        self._left_alone = False
 
     def heirlooms(self) -> list[Heirloom]:
         """Returns the objects whose payload lies on the shelf itself, in the order in which they were put."""
@@ -69,24 +74,35 @@ class Estate:
                 place = LentBlock(self._file, block.page, block.generation, block.payload_at)
                 payload = Buffer(self._view.payload(block), on_release=self._releaser(block), block=place)
                 found.append(Heirloom(card.name, card.header, payload))
-        if not self._left:
-            self.remove()
         return found
+
+    def settle(self) -> None:
+        """Takes note that the service knows who took this over."""
+        self._settled = True
+        self._tidy()
 
     def _releaser(self, block: BlockHead) -> _Releaser:
         return _Releaser(self, block)
 
+    def leave(self) -> None:
+        """Leaves it to another one as it is; harmless after ``settle``."""
+        if not self._settled:
+            self._left_alone = True
+            self._file.close()
+
     def release(self, block: BlockHead) -> None:
-        """Marks a block as free, and removes the shelf after the last one."""
+        """Marks a block as free."""
+        if self._left_alone:
+            return
         self._view.mark(block, State.FREE)
         self._left.discard(block.page)
-        if not self._left:
-            self.remove()
+        self._tidy()
 
-    def remove(self) -> None:
-        """Removes the shelf; who still looks at it keeps what it sees."""
-        self._file.remove()
-        self._file.close()
+    def _tidy(self) -> None:
+        """Removes the shelf if nothing is left on it; who still looks at it keeps what it sees."""
+        if self._settled and not self._left:
+            self._file.remove()
+            self._file.close()
 
 
 class _Releaser:
@@ -100,6 +116,24 @@ class _Releaser:
 
     def __call__(self) -> None:
         self._estate.release(self._block)
+
+
+def awaits_heir(folder: str, like: ShelfText) -> bool:
+    """Returns whether a shelf of a dead producer that wrote as this one does lies in a folder. See ``estates``."""
+    for found in files.find(folder, kind=files.SHELF):
+        if found.used:
+            continue
+        try:
+            file = files.peek(found.path)
+        except (ArenaError, OSError):
+            continue
+        try:
+            text = read_text(file)
+        finally:
+            file.close()
+        if text is not None and text.line == like.line:
+            return True
+    return False
 
 
 def estates(folder: str, like: ShelfText) -> Iterator[Estate]:
@@ -119,11 +153,7 @@ def estates(folder: str, like: ShelfText) -> Iterator[Estate]:
         if file is None:
             continue
         text = read_text(file)
-        if text is None or (text.producer, text.namespace, text.server) != (
-            like.producer,
-            like.namespace,
-            like.server,
-        ):
+        if text is None or text.line != like.line:
             file.close()
             continue
         yield Estate(file, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import random
 import signal
@@ -43,6 +44,7 @@ def submit(writer: RoutingWriter, key: str) -> None:
 
 
 def test_what_was_acknowledged_survives_killed_workers(place: Ground) -> None:
+    faulthandler.cancel_dump_traceback_later()  # the long form takes longer than any other test may
     chance = random.Random(7)
     acknowledged: list[str] = []
     gone: set[str] = set()
@@ -88,6 +90,25 @@ def test_what_was_acknowledged_survives_killed_workers(place: Ground) -> None:
     print(f"store worker: {len(gaps)} kills, readable again after median {statistics.median(gaps):.2f} s; {reports}")
     assert [each for report in reports for each in report["wrong"]] == []
     assert set().union(*(report["errors"] for report in reports)) <= PASSING
+
+
+def test_what_a_killed_worker_had_copied_is_taken_over_without_another_put(place: Ground) -> None:
+    with place.writer() as writer, place.store("tcp") as reader:
+        array = routing("x")
+        reservation = writer.reserve("x", array.shape[1], layout="token_first")
+        reservation.view[...] = array.transpose(1, 0, 2)
+        reservation.publish().result(60)
+        before = shelves(place)
+        worker = writer.stats().worker_pid
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: shelves(place) and not shelves(place) & before)
+        assert is_right(get(reader, "x"), "x")
+        reader.delete("x")
+
+
+def shelves(place: Ground) -> set[str]:
+    return {path.name for path in place.folder.glob("*.shelf")}
 
 
 def delete(store: SyncStore, key: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import statistics
 import threading
@@ -138,6 +139,7 @@ def report(what: str, seconds: list[float]) -> None:
 
 
 def test_a_killed_service_loses_nothing_and_everybody_goes_on(service: Served, place: Ground) -> None:
+    faulthandler.cancel_dump_traceback_later()  # the long form takes longer than any other test may
     gaps = []
     with place.store() as here, place.store("shm") as shm, place.store("tcp") as tcp, place.writer() as writer:
         with Load(here, {"shm": shm, "tcp": tcp}, writer) as load:

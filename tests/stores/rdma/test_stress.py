@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import threading
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ def place() -> Iterator[Ground]:
 
 
 def test_many_gets_against_many_writers(place: Ground) -> None:
+    faulthandler.cancel_dump_traceback_later()  # the long form takes longer than any other test may
     names = [f"writer:{number}" for number in range(WRITERS)]
     counts: Counter[str] = Counter()
     wrong, slowest = [], 0.0

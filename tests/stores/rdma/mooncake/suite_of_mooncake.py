@@ -1,4 +1,4 @@
-"""`rdma` over Mooncake's TCP mode keeps the contract of a backend. Run by ``test_conformance``, in a network of its own."""
+"""The kit over Mooncake's TCP mode; ``test_conformance`` runs this in a network of its own."""
 
 from __future__ import annotations
 
