@@ -97,7 +97,7 @@ soak: setup
 	FD_ROUTING_TEST_SOAK_SECONDS=$(SOAK) $(PY) -m pytest tests/writer/test_soak.py -rP $(ARGS)
 
 bench: setup
-	@status=0; for name in start_up local_store hand_over; do \
+	@status=0; for name in start_up local_store hand_over metadata transport rdma_store; do \
 	  echo "benchmarks/$$name.py $(ARGS)"; $(PY) benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
 
 docs: setup

@@ -4,7 +4,6 @@ set -eu
 
 packages="
 redis-server       # redis:// addresses are tested against a real Redis
-iproute2           # network namespaces stand for two hosts
 libibverbs1        # RDMA transports load it
 ibverbs-providers  # drivers of RDMA devices for libibverbs
 "
@@ -20,9 +19,9 @@ if [ -z "$missing" ]; then
 fi
 
 if ! command -v apt-get >/dev/null 2>&1; then
-    echo "Not a Debian system:$missing not installed. Nothing in this release needs them."
+    echo "Not a Debian system:$missing not installed. Tests that need them are skipped."
 elif [ "${APT:-yes}" = no ]; then
-    echo "APT=no:$missing not installed. Nothing in this release needs them."
+    echo "APT=no:$missing not installed. Tests that need them are skipped."
 elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
     if [ "$(id -u)" = 0 ]; then as_root="env"; else as_root="sudo -n env"; fi
     echo "Installing Debian packages:$missing ..."
@@ -30,8 +29,8 @@ elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
         $as_root DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing; } \
         2>&1 </dev/null); then
         printf '%s\n' "$said"
-        echo "apt-get failed:$missing not installed. Nothing in this release needs them."
+        echo "apt-get failed:$missing not installed. Tests that need them are skipped."
     fi
 else
-    echo "No right to install Debian packages. Nothing in this release needs them; later: sudo apt-get install$missing"
+    echo "No right to install Debian packages. Tests that need them are skipped; to run them: sudo apt-get install$missing"
 fi
