@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,28 +110,28 @@ def _take_turns(
         gc.collect()
         turn = (number + WARM_UP) % len(names)
         for name in names[turn:] + names[:turn]:
-            times = []
-            for index, key in enumerate(keys[name]):
-                expected = array_of(tokens, first + index)
-                before = time.process_time()
-                times.append(_clock(calls[name], index, key, expected))
-                if name == OURS and number >= 0:
-                    spent += times[-1][1] - before
-                    took += times[-1][0] / 1e6
+            busy, times = _burst(name, calls[name], keys[name], first, tokens)
+            if name == OURS and number >= 0:
+                spent += busy
+                took += sum(times) / 1e6
             if number >= 0:
-                samples.add(name, [each[0] for each in times])
+                samples.add(name, times)
         for name in (OURS, DIGESTS):
             reader.ask("delete_mooncake", keys[name])
     return samples, spent / took
 
 
-def _clock(get: Callable[[int, str], Any], index: int, key: str, expected: Array) -> tuple[float, float]:
-    """Returns microseconds of a get, and the process's processor time at its end."""
-    busy = 0.0
+def _burst(
+    name: str, get: Callable[[int, str], Any], keys: list[str], first: int, tokens: int
+) -> tuple[float, list[float]]:
+    """Returns processor seconds of this process in gets in a row, and the microseconds of each."""
+    busy = -time.process_time()
 
-    def check(found: Any) -> None:
+    def check(index: int, found: Any) -> None:
         nonlocal busy
-        busy = time.process_time()
-        same(found, expected)
+        if index == 0:
+            busy += time.process_time()
+        same(name, found, array_of(tokens, first + index))
 
-    return clock(lambda: get(index, key), check), busy
+    times = clock([partial(get, index, key) for index, key in enumerate(keys)], check)
+    return busy, times

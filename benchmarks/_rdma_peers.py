@@ -88,15 +88,15 @@ class Paddle:
         paddle.set_device("cpu")
         self._paddle = paddle
         self._folder = folder
-        self._tensors: dict[int, Any] = {}
+        self._tensors: dict[int, tuple[Array, Any]] = {}  # with its array, so that no other one has the same id
 
     def put(self, key: str, array: Array) -> None:
         self._paddle.save(self.tensor(array), self._path(key))
 
     def tensor(self, array: Array) -> Any:
         if id(array) not in self._tensors:
-            self._tensors[id(array)] = self._paddle.to_tensor(array)
-        return self._tensors[id(array)]
+            self._tensors[id(array)] = array, self._paddle.to_tensor(array)
+        return self._tensors[id(array)][1]
 
     def get(self, key: str) -> Any:
         return self._paddle.load(self._path(key))
@@ -147,6 +147,8 @@ def absent(redis_port: int, why: str) -> Iterator[tuple[str, str]]:
 
 def flat(found: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Returns the bytes of what any of them returned."""
+    if found is None:
+        return np.empty(0, np.uint8)
     if isinstance(found, (bytes, bytearray, memoryview)):
         return np.frombuffer(found, np.uint8)
     array = found if isinstance(found, np.ndarray) else found.numpy()

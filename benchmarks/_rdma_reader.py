@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,29 @@ class Bounds:
         self._peer.close()
 
 
-def clock(call: Callable[[], Any], check: Callable[[Any], None]) -> float:
-    """Microseconds of a call and of releasing what it returned, which is checked in between."""
-    start = time.perf_counter_ns()
-    found = call()
-    took = time.perf_counter_ns() - start
-    check(found)
-    start = time.perf_counter_ns()
-    del found
-    return (took + time.perf_counter_ns() - start) / 1e3
+def clock(calls: Sequence[Callable[[], Any]], check: Callable[[int, Any], object]) -> list[float]:
+    """Microseconds of calls in a row, and of releasing what each returned, which is checked in between."""
+    found, times = [], []
+    for call in calls:
+        start = time.perf_counter_ns()
+        each = call()
+        times.append(time.perf_counter_ns() - start)
+        found.append(each)
+        del each
+    for index, each in enumerate(found):
+        check(index, each)
+        del each
+    for index in range(len(times)):
+        start = time.perf_counter_ns()
+        found[index] = None
+        times[index] += time.perf_counter_ns() - start
+    return [took / 1e3 for took in times]
 
 
-def same(found: Any, expected: Array) -> None:
+def same(name: str, found: Any, expected: Array) -> None:
     """Ends the benchmark if something was changed on the way."""
     if not np.array_equal(flat(found), expected.reshape(-1)):
-        raise SystemExit("bytes were changed on the way: the measurement is void")
+        raise SystemExit(f"{name}: bytes were changed on the way: the measurement is void")
 
 
 class Reader:
@@ -171,7 +180,7 @@ class Reader:
             gc.collect()
             turn = (number + WARM_UP) % len(names)
             for name in names[turn:] + names[:turn]:
-                times = self._burst(candidates[name], keys, first, tokens, name == QUESTION)
+                times = self._burst(name, candidates[name], keys, first, tokens)
                 if number >= 0:
                     gets.add(name, times)
             if number >= 0:
@@ -181,14 +190,12 @@ class Reader:
         assert puts is not None
         return puts, gets
 
-    def _burst(self, get: Get, keys: Sequence[str], first: int, tokens: int, empty: bool) -> list[float]:
-        times = []
-        for index, key in enumerate(keys):
-            expected = array_of(tokens, first + index)
-            times.append(
-                clock(lambda: get(index, key), lambda found: None if empty else same(found, expected))  # noqa: B023
-            )
-        return times
+    def _burst(self, name: str, get: Get, keys: Sequence[str], first: int, tokens: int) -> list[float]:
+        def check(index: int, found: Any) -> None:
+            if name != QUESTION:
+                same(name, found, array_of(tokens, first + index))
+
+        return clock([partial(get, index, key) for index, key in enumerate(keys)], check)
 
     def explain(self, name: str, tokens: int, count: int = 40) -> str:
         """Returns where the time of our puts, or of one of our gets, goes."""

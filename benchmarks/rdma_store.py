@@ -13,14 +13,14 @@ and one plain TCP stream between the two processes (request of 16 bytes, ``senda
   asks the service for first; that is shown beside it.
 * ``tcp``, without digests, of rollouts that the reader has to ask for, as on another host: at most 1.3 x the stream +
   150 us, and from 1 MiB on 1.3 times as fast as a read by Mooncake's engine alone over TCP.
-* ``batch``, 64 x 1 MiB in one padded array, every digest checked: by tcp at 85 % of the stream's rate, on the same host
-  at 55 % of the copy's.
+* ``batch``, 64 x 1 MiB in one padded array, every digest checked: by tcp at 85 % of the stream's rate, on the same
+  host at 55 % of the copy's.
 * ``mooncake``: transport ``rdma`` over Mooncake's TCP mode: at most 1.2 x the bare engine's read + 300 us, at 0.6
   processor seconds a second.
 
 Beside them stand p2pstore (over a redis-server of the benchmark's own, by its TCP transport), Redis and Paddle's
-files, as far as they are installed, and what is expected against p2pstore. It and Mooncake listen on all interfaces, so
-they are measured only where the benchmark can start itself again in a network that has nothing but loopback.
+files, as far as they are installed, and what is expected against p2pstore. It and Mooncake listen on all interfaces,
+so they are measured only where the benchmark can start itself again in a network that has nothing but loopback.
 
 Ends with 1 if a gate is missed, and shows where the time went.
 """

@@ -30,6 +30,7 @@ from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClien
 from fastdeploy_routing_plugins.stores.rdma.metadata.naming import rollout_of
 
 SCHEMA = RoutingSchema(256, 8, range(4))
+_CLOSING = 120.0  # s; closing lets go of every rollout
 BATCH = 26  # rollouts of a rank in a step, see ``Load``
 
 
@@ -110,14 +111,20 @@ def of_records(counts: Sequence[int], shm: str) -> Iterator[tuple[str, ...]]:
         with service() as address, tempfile.TemporaryDirectory(dir=shm) as folder:
             options = {"server": str(address), "arena_dir": folder, "capacity": 64 * 2**20 + count * 16_384}
             config = {"routing_store_type": "rdma", "routing_store_config": options}
-            with open_store(config, schema=SCHEMA) as store, open_store(config) as reader:
-                for index in range(count):
-                    store.put(f"old:{index}:0:0", array)
-                keys = [f"new:{index}:0:0" for index in range(200)]
-                put = statistics.median(took(store.put, key, array) for key in keys)
-                got = statistics.median(took(reader.get, key) for key in keys)
-                deleted = statistics.median(took(store.delete, key) for key in keys)
-        yield f"{count:,}", f"{put:.0f} us", f"{got:.0f} us", f"{deleted:.0f} us"
+            store = open_store(config, schema=SCHEMA)
+            try:
+                with open_store(config) as reader:
+                    for index in range(count):
+                        store.put(f"old:{index}:0:0", array)
+                    keys = [f"new:{index}:0:0" for index in range(200)]
+                    put = statistics.median(took(store.put, key, array) for key in keys)
+                    got = statistics.median(took(reader.get, key) for key in keys)
+                    deleted = statistics.median(took(store.delete, key) for key in keys)
+            finally:
+                start = time.perf_counter()
+                store.close(_CLOSING)
+                closed = time.perf_counter() - start
+        yield f"{count:,}", f"{put:.0f} us", f"{got:.0f} us", f"{deleted:.0f} us", f"{closed:.2f} s"
 
 
 def of_bytes(sizes: Sequence[int], shm: str) -> Iterator[tuple[str, ...]]:
@@ -181,7 +188,7 @@ def main() -> int:
         ),
         (
             "rollouts in a producer",
-            ("rollouts", "put", "get", "delete"),
+            ("rollouts", "put", "get", "delete", "close"),
             lambda: of_records(options.records, options.shm),
         ),
         ("bytes of a rollout", ("bytes", "put", "get, shm", "get, tcp"), lambda: of_bytes(options.bytes, options.shm)),
