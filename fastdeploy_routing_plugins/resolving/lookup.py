@@ -20,7 +20,6 @@ RESERVED = "response"
 NAME_RULE = "[a-z][a-z0-9_]*"
 
 
-
 def check_allowed(name: str, environ: Mapping[str, str]) -> None:
     """Obeys the administrator's variables.
 

@@ -97,16 +97,19 @@ class Executor:
             if pause is not None:
                 return Retry(pause)
             self._lose(task, err)
+            task.over = True
             return failed(block.sequence, err, time.monotonic() - began, retained=task.retained)
         except BaseException as err:  # noqa: BLE001 - whatever happens in a lane, the engine hears of it
             self._view.set_starts(block, 0)
             fault = WorkerError(f"the store worker failed: {type(err).__name__}: {err}")
             self._lose(task, fault)
             return failed(block.sequence, fault)
+        task.over = True
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
         self._view.set_starts(block, 0)  # later workers do what is retained again: that one died is not its fault
         if outcome.retained and not task.retained:
             self._view.mark(block, State.DONE)  # given back in between
+            self._released(block.sequence)
         if isinstance(task.operation, PutOp) and task.operation.spill:
             remove_spilled(self._setup.spill_dir, task.operation.spill)
         if self._giving_up is not None:
@@ -154,7 +157,7 @@ class Executor:
         in_place = not (operation.spill or operation.token_first)
 
         def given_back() -> None:
-            if not task.retained:
+            if task.over and not task.retained:
                 # The engine may hear of it only after this process died: its next worker must not store this again.
                 if self._view.state(block) == State.RETAINED:
                     self._view.mark(block, State.DONE)

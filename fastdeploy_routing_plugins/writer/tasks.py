@@ -38,6 +38,7 @@ class Task:
         again: Whether an earlier worker had done it, and its store keeps the payload in place.
         tries: How often it was tried.
         lent: The buffers that backends were handed, by all tries.
+        over: Whether it ended. What a try that failed gives back says nothing about the next one.
     """
 
     block: BlockHead
@@ -46,6 +47,7 @@ class Task:
     taken: float = field(default_factory=time.monotonic)
     tries: int = 0
     lent: list[LentBuffer] = field(default_factory=list)
+    over: bool = False
 
     @property
     def retained(self) -> bool:

@@ -19,6 +19,7 @@ from ...errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from .metadata.client import Entry
 from .metadata.producer import ProducerLink
 from .place import ArenaInfo, OwnerInfo
 from .shelf import Held, Shelf, ShelfText
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from ...arena.file import ArenaFile
     from .config import RdmaConfig
-    from .metadata.client import Entry, MetadataClient
+    from .metadata.client import MetadataClient
     from .succession import Heirloom
     from .transport.rdma import RdmaEndpoint
 
@@ -96,7 +97,12 @@ class Producer:
                 self.shelf, self._bind(), self._config.port, self._config.secret, owner=self.owner
             )
         self._link = ProducerLink(
-            self._client, self._info(), self.shelf.inventory, self._dropped, succeeds=tuple(self._predecessors)
+            self._client,
+            self._info(),
+            self.shelf.inventory,
+            self._dropped,
+            succeeds=tuple(self._predecessors),
+            answered=self.withdraw,
         )
         self._link.start()
 
@@ -229,11 +235,14 @@ class Producer:
         """Deletes, at the service, what was held for a put that failed because the service did not answer."""
         if not self._withdrawn:
             return
-        with self._lock:
-            names = [name for name in self._withdrawn if self.shelf.get(name) is None]
-        self._client.delete(names, "deleted")
-        with self._lock:
-            self._withdrawn.difference_update(names)
+        for name in list(self._withdrawn):
+            with self._turns[hash(name) % _TURNS]:  # nobody puts it meanwhile
+                if self.shelf.get(name) is None:
+                    entry = self._client.lookup([name])[0]
+                    if isinstance(entry, Entry) and entry.owner == self.owner:
+                        self._client.delete([name], "deleted")
+                with self._lock:
+                    self._withdrawn.discard(name)
 
     def _dropped(self, items: Sequence[tuple[str, bytes]]) -> None:
         self.shelf.drop_places(items)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastdeploy_routing_plugins import SyncStore, open_store
-from fastdeploy_routing_plugins.errors import AbsentError, AlreadyExistsError, RoutingError
+from fastdeploy_routing_plugins.errors import AbsentError, AlreadyExistsError, RoutingError, SupersededError
 
 from .faulty import SCHEMA, is_right, routing
 
@@ -131,7 +131,8 @@ def write(config: dict[str, Any], names: list[str], window: int) -> None:
                 number += 1
                 if number > window:
                     counts["deleted"] += store.delete(f"{name}:{number - 1 - window}")
-            except AlreadyExistsError:
+            except (AlreadyExistsError, SupersededError) as err:
+                counts[err.code] += 1
                 number += 1
             except RoutingError as err:
                 counts[err.code] += 1

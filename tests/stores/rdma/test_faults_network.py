@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fastdeploy_routing_plugins import SyncStore
-from fastdeploy_routing_plugins.errors import RoutingError, StoreUnavailableError
+from fastdeploy_routing_plugins.errors import AbsentError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.address import Address, parse
 
 from .chaos import Chaos
@@ -181,6 +181,29 @@ def test_a_put_during_a_partition_is_there_afterwards_or_an_error(net: Net) -> N
         assert answer["error"] == "store_unavailable"
         assert until(lambda: producer.ask("put", "later") == 1)
         assert is_right(get(reader, "later"), "later")
+
+
+def test_a_put_whose_answer_is_lost_is_taken_back_by_itself(net: Net) -> None:
+    with net.far.child("hold", timeout=TIMEOUT) as producer, net.place.store("shm", timeout=TIMEOUT) as reader:
+        producer.answer()
+        producer.ask("put", "theirs")
+        net.coord.stall_after(0)
+        assert producer.ask("put", "later")["error"] == "store_unavailable"
+        net.both("flow")
+        assert until(lambda: absent(reader, "later"))
+        assert producer.ask("put", "later") == 1
+        assert is_right(get(reader, "later"), "later")
+
+
+def absent(store: SyncStore, key: str) -> bool:
+    """Whether a rollout is known not to be there."""
+    try:
+        store.get(key)
+    except AbsentError:
+        return True
+    except StoreUnavailableError:
+        return False
+    return False
 
 
 # --- between a reader and a producer's TCP port ---------------------------------------------------------------------

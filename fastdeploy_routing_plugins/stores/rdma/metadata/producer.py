@@ -41,6 +41,7 @@ class ProducerLink:
         dropped: Is given name and place of what others deleted, or what was refused on publishing again; called in the
             link's thread. They may come more than once, and a name may have been put again meanwhile, elsewhere.
         succeeds: Ids of dead owners whose objects this one took over; what it does not publish again, is lost.
+        answered: Called in the link's thread whenever the service has answered a sign; may ask it more.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class ProducerLink:
         dropped: Callable[[Sequence[tuple[str, bytes]]], None],
         *,
         succeeds: Sequence[str] = (),
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._info = info
         self._inventory = inventory
         self._dropped = dropped
         self._succeeds = list(succeeds)
+        self._answered = answered
         self._said = threading.Condition()
         self._epoch = 0  # of the service that knows everything; 0: none does
         self._failure: BaseException | None = None
@@ -147,6 +150,7 @@ class ProducerLink:
             return
         end, freed = time.monotonic() + _SIGN, self._freed
         self._take(answer)
+        self._answered()
         while self._at_rest() and freed == self._freed and time.monotonic() < end:
             channel.listen(min(end, time.monotonic() + _LISTEN))
 

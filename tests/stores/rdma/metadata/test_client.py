@@ -8,9 +8,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import zmq
 
+from fastdeploy_routing_plugins import RoutingSchema, open_store
 from fastdeploy_routing_plugins.errors import (
     CorruptDataError,
     StoreClosedError,
@@ -92,6 +94,18 @@ def test_a_rollout_is_vacant_again_after_it_was_deleted(service: Service, client
         producer.put(name("deleted"))
         client.delete([name("deleted")])
         assert client.vacant(prefix("deleted"))
+
+
+def test_putting_a_new_rollout_costs_one_question(service: Service, client: MetadataClient) -> None:
+    until(lambda: not client.status()["settling"])
+    options = {"server": str(service.address), "transport": "shm", "capacity": 16 << 20}
+    config = {"routing_store_type": "rdma", "routing_store_config": options}
+    schema = RoutingSchema(num_experts=8, top_k=1, layer_ids=(0,))
+    with open_store(config, schema=schema) as store:
+        store.put("first", np.zeros((1, 3, 1), np.uint8))
+        before = asked(service)
+        store.put("second", np.zeros((1, 3, 1), np.uint8))
+        assert asked(service) - before == 1
 
 
 def test_what_is_no_rollouts_prefix_is_never_vacant(service: Service, client: MetadataClient) -> None:
