@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -23,12 +24,21 @@ def free_ports(count):
             each.close()
 
 
-class Embedded:
+class Kit:
     store = "rdma"
     persistent = False  # objects go with the process that put them
+    transport = ""
+    folder = ""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _folder(cls):
+        """What killed processes leave in shared memory goes with the folder."""
+        with tempfile.TemporaryDirectory(prefix="fd-routing-kit-", dir="/dev/shm") as cls.folder:
+            yield
 
     def config(self, tmp_path):
-        return {"transport": self.transport, "capacity": 48 << 20}
+        return {"transport": self.transport, "arena_dir": self.folder, "capacity": 48 << 20}
 
 
 class TestRdmaPlugin(PluginConformance):
@@ -36,13 +46,12 @@ class TestRdmaPlugin(PluginConformance):
     heavy = ("zmq", "sortedcontainers", "mooncake")
 
 
-class TestRdmaOverSharedMemory(Embedded, BackendConformance):
+class TestRdmaOverSharedMemory(Kit, BackendConformance):
     transport = "shm"
 
 
-class TestRdmaOverTcp(BackendConformance):
-    store = "rdma"
-    persistent = False
+class TestRdmaOverTcp(Kit, BackendConformance):
+    transport = "tcp"
     address = ""
 
     @pytest.fixture(autouse=True, scope="class")
@@ -66,4 +75,4 @@ class TestRdmaOverTcp(BackendConformance):
                 service.terminate()
 
     def config(self, tmp_path):
-        return {"server": self.address, "transport": "tcp", "capacity": 48 << 20}
+        return {**super().config(tmp_path), "server": self.address}

@@ -12,7 +12,7 @@ import zmq
 from ....errors import CorruptDataError, InvalidKeyError
 from ....keys import decode_component
 from . import messages as m
-from .desk import Asked, RefusalError
+from .asked import Asked, RefusalError
 from .framing import VERSION, Flag, VersionError, decode_question, encode_answer, split_question
 from .sessions import Sessions
 

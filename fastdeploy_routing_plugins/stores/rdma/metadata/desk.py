@@ -2,66 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from ....errors import CorruptDataError
-from .. import place
 from . import messages as m
 from .answering import Rows, entries, list_prefix, small_listing
-from .index import Index
+from .asked import Asked, RefusalError
 from .naming import digest, is_name, rollout_of
 from .owners import Owner
-from .page import bucket_of
-from .waiting import Waiter, Waiters
+from .registry import Registry
+from .waiting import Waiter
 
 if TYPE_CHECKING:
     from .limits import Limits
     from .page import Page
-    from .sessions import Session
 
-_log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
-_OWNER_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _AT_ONCE: Final = 1000  # names that one question removes
 _UNFREED: Final = 1_000_000  # names that an owner is told to free, and does not
 _COUNTED: Final = 4096  # names of a listing that can be waited for
 
 
-class RefusalError(Exception):
-    """A question that is not answered. Attribute ``body``: what is said instead."""
-
-    def __init__(self, code: m.Refusal, message: str) -> None:
-        super().__init__(message)
-        self.body = m.Refused(int(code), message)
-
-
-class Asked:
-    """A question on its way.
-
-    Attributes:
-        identity: The connection that it came by.
-        session: That connection's session.
-        id: The question's id.
-        deadline: When its answer is of no use any more.
-    """
-
-    __slots__ = ("deadline", "id", "identity", "session")
-
-    def __init__(self, identity: bytes, session: Session, number: int, deadline: float) -> None:
-        self.identity = identity
-        self.session = session
-        self.id = number
-        self.deadline = deadline
-
-
 Work = Callable[[Any, Asked, float], Any]
 
 
-class Desk:
+class Desk(Registry):
     """The service's knowledge, and what changes it.
 
     Args:
@@ -70,14 +35,7 @@ class Desk:
     """
 
     def __init__(self, limits: Limits, page: Page) -> None:
-        self.limits = limits
-        self.page = page
-        self.waiters = Waiters()
-        self.index = Index(limits.tombstones, self._changed, self._counted)
-        self.living = 0  # producers that are not dead, but for those of this very process
-        self.told: list[Owner] = []  # owners that have something to free
-        self.turned: list[Owner] = []  # owners that died, or came back
-        self.changes: list[tuple[str, Owner | None, bytes]] | None = None  # for followers, if there are any
+        super().__init__(limits, page)
         self.works: dict[type, Work] = {
             m.AskListings: self.listings,
             m.AskEntries: self.entries,
@@ -91,15 +49,6 @@ class Desk:
             m.Sign: self.sign,
             m.Unregister: self.unregister,
         }
-
-    def _counted(self, name: str, more: int) -> None:
-        self.page.crowd(bucket_of(rollout_of(name)), more)
-
-    def _changed(self, name: str, owner: Owner | None, where: bytes) -> None:
-        self.page.count(bucket_of(rollout_of(name)))
-        self.waiters.touch(name)
-        if self.changes is not None:
-            self.changes.append((name, owner, where))
 
     # --- reading ------------------------------------------------------------------------------------------------
 
@@ -230,116 +179,7 @@ class Desk:
                     self.told.append(owner)
         return count
 
-    # --- owners -------------------------------------------------------------------------------------------------
-
-    def register(self, body: m.Register, asked: Asked, now: float) -> m.Done:
-        """Takes an owner in, or takes note of what it says about itself."""
-        try:
-            info = place.decode(body.info, place.OwnerInfo)
-        except CorruptDataError as err:
-            raise RefusalError(m.Refusal.MALFORMED, err.message) from None
-        if not _OWNER_ID.fullmatch(info.owner):
-            raise RefusalError(m.Refusal.MALFORMED, "an owner's id is 32 hexadecimal digits")
-        namespace = asked.session.namespace
-        owner = self.index.owners.get(info.owner)
-        if owner is not None and not asked.session.may(owner.namespace):
-            raise self._foreign(asked)
-        if owner is None:
-            if len(self.index.owners) >= self.limits.owners:
-                raise RefusalError(m.Refusal.FULL, f"the service holds {self.limits.owners} owners, its limit")
-            owner = self.index.owners[info.owner] = Owner(namespace, body.info, info, asked.identity, now)
-            self.living += owner.info.pid != os.getpid()
-            _log.info("producer %s (%s, pid %d) of namespace %s", info.producer, info.node, info.pid, namespace)
-        elif info.revision >= owner.info.revision:
-            owner.raw, owner.info = body.info, info
-        if owner.dead:
-            owner.listed = False
-        self._lives(owner, now)
-        self._inherit(owner, {each for each in body.succeeds if each != owner.id}, asked, now)
-        return m.Done()
-
-    def _inherit(self, heir: Owner, dead: set[str], asked: Asked, now: float) -> None:
-        """Makes an owner the heir of dead ones, and of those whose heirs they were themselves."""
-        if not dead:
-            return
-        for old in list(self.index.owners.values()):
-            if (old.id in dead or old.heir in dead) and old is not heir and asked.session.may(old.namespace):
-                old.heir = heir.id
-                if old.id in dead and old.state == m.State.ALIVE:
-                    self._turn(old, m.State.SUSPECT, now)
-
-    def inventory(self, body: m.Inventory, asked: Asked, now: float) -> m.Done:
-        """Takes note that an owner has published everything."""
-        self._own(body.owner, asked, now).listed = True
-        return m.Done()
-
-    def sign(self, body: m.Sign, asked: Asked, now: float) -> m.Dropped:
-        """Takes note that an owner lives; tells it what to free."""
-        owner = self._own(body.owner, asked, now)
-        if not owner.listed:
-            raise RefusalError(m.Refusal.UNREGISTERED, f"owner {body.owner} has not published what it holds")
-        owner.identity = asked.identity
-        owner.acknowledge(body.dropped)
-        return owner.untold(now) or m.Dropped(0, [], [])
-
-    def unregister(self, body: m.Unregister, asked: Asked, now: float) -> m.Done:
-        """Lets an owner go."""
-        owner = self.index.owners.get(body.owner)
-        if owner is not None and asked.session.may(owner.namespace) and owner.state != m.State.CLOSED:
-            self._turn(owner, m.State.CLOSED, now)
-        return m.Done()
-
-    def _own(self, owner_id: str, asked: Asked, now: float) -> Owner:
-        """Returns an owner that gives a sign of life."""
-        owner = self.index.owners.get(owner_id)
-        if owner is None or owner.dead or not asked.session.may(owner.namespace):
-            raise RefusalError(m.Refusal.UNREGISTERED, f"owner {owner_id} is not registered")
-        self._lives(owner, now)
-        return owner
-
-    def _lives(self, owner: Owner, now: float) -> None:
-        owner.seen = now
-        if owner.state != m.State.ALIVE:
-            self._turn(owner, m.State.ALIVE, now)
-
-    def _turn(self, owner: Owner, state: m.State, now: float) -> None:
-        """Changes an owner's state, for everybody to see."""
-        info, was = owner.info, owner.state.name.lower()
-        _log.info("producer %s (%s, pid %d): %s -> %s", info.producer, info.node, info.pid, was, state.name.lower())
-        was_dead = owner.dead
-        self.index.set_state(owner, state, now)
-        self.page.shake()
-        if owner.dead != was_dead:
-            self.living += (-1 if owner.dead else 1) * (owner.info.pid != os.getpid())
-            self.turned.append(owner)
-            for waiter in self.waiters.all():
-                if any(holder is owner for _, holder in self._few(waiter.prefix)):
-                    self.waiters.touch_waiter(waiter)
-
-    def _few(self, prefix: str) -> list[tuple[str, Owner]]:
-        return [pair for pair, _ in zip(self.index.under(prefix), range(_COUNTED), strict=False)]
-
-    def judge(self, now: float, away: float) -> None:
-        """Looks which owners were silent for too long.
-
-        Args:
-            now: The time.
-            away: Seconds for which the service itself did not look; what owners said meanwhile may not be read yet.
-        """
-        for owner in self.index.owners.values():
-            if owner.dead:
-                continue
-            owner.seen += away
-            silent = now - owner.seen
-            if silent >= self.limits.lease:
-                self._turn(owner, m.State.LOST, now)
-            elif silent >= self.limits.suspect and owner.state == m.State.ALIVE:
-                self._turn(owner, m.State.SUSPECT, now)
-
     # --- the rest -----------------------------------------------------------------------------------------------
-
-    def _foreign(self, asked: Asked) -> RefusalError:
-        return RefusalError(m.Refusal.NAMESPACE, f"not of namespace {asked.session.namespace!r}")
 
     def figures(self) -> dict[str, Any]:
         """Returns what is known, in figures."""
