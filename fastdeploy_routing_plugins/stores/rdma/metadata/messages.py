@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from .states import Reason
+from .states import Reason as Reason
+from .states import Refusal as Refusal
+from .states import State as State
 
 MAX_NAME: Final = 400  # characters, see backend.py
 MAX_PLACE: Final = 80  # bytes, see place.py
