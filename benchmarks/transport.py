@@ -35,11 +35,11 @@ from _peer import Peer
 from _report import Claim, Measure, Samples, show
 
 from fastdeploy_routing_plugins.arena.file import ArenaFile
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.backend import Buffer
 from fastdeploy_routing_plugins.stores.rdma.place import ArenaInfo, OwnerInfo, Place, decode, encode
 from fastdeploy_routing_plugins.stores.rdma.shelf import Shelf, ShelfText
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Source, Wanted
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.shm import ShmSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp_server import TcpServer

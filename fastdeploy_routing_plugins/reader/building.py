@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arena.pool import Pool
 from ..errors import InvalidRecordError, StoreError
 from ..keys import as_int, as_key, shown
 from ..names import MAX_TOKENS
@@ -192,7 +195,9 @@ def _fit(
     samples: list[_Sample], schema: RoutingSchema, layers: int, width: int, side: str, fill: int | None
 ) -> tuple[IntArray, Any]:
     dtype = np.dtype(schema.dtype)
-    routing: IntArray = np.empty((len(samples), layers, width, schema.top_k), dtype)
+    shape = (len(samples), layers, width, schema.top_k)
+    memory = _memory().take(math.prod(shape) * dtype.itemsize)
+    routing: IntArray = np.frombuffer(memory, dtype).reshape(shape)
     mask = np.zeros((len(samples), width), np.bool_)
     gaps: list[tuple[int, int, int]] = []
     for index, each in enumerate(samples):
@@ -211,6 +216,12 @@ def _fit(
         for (index, first, last), rows in zip(gaps, _runs(gaps, schema), strict=True):
             routing[index, :, first:last] = rows
     return routing, mask
+
+
+@lru_cache(maxsize=1)
+def _memory() -> Pool:
+    """Memory of batches that nothing refers to any more; in fresh memory a batch takes several times as long."""
+    return Pool()
 
 
 def _runs(gaps: list[tuple[int, int, int]], schema: RoutingSchema) -> Iterator[IntArray]:

@@ -295,8 +295,12 @@ class Shelf:
         """Lets go of everything and removes the shelf."""
         with self._lock:
             self._closed = True
-            names = list(self._held)
-        self.drop(names)
+            held, self._held = self._held, {}
+        for each in held.values():  # the cards go with the shelf
+            each.gone = True
+            if each.buffer is not None and each.leases == 0:
+                buffer, each.buffer = each.buffer, None
+                buffer.release()
         self._arena.close(remove=True)
 
     def forget(self) -> None:

@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from ....arena.forks import Forgetful
+from ....arena.pool import Pool
 from ....errors import ArenaError, RoutingError, StoreClosedError, StoreUnavailableError, UnsupportedError
-from .forks import Forgetful
-from .pool import Pool
 from .shm import ShmSource
 from .tcp import TcpSource
 

@@ -33,8 +33,8 @@ from .stream import FEW, Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ....arena.pool import Pool
     from .base import Wanted
-    from .pool import Pool
 
 _WINDOW: Final = 16 << 10  # bytes of requests without a reply; both kernels have room for them, so nobody waits
 _NOTHING: Final = memoryview(b"")

@@ -14,11 +14,11 @@ import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ....arena.forks import Forgetful
+from ....arena.pool import Pool
 from ....errors import StoreClosedError, StoreUnavailableError, UnsupportedError
 from . import rdma_env
 from .base import Source
-from .forks import Forgetful
-from .pool import Pool
 from .rdma_engine import Engine
 from .rdma_env import available
 from .rdma_fetch import Fetch

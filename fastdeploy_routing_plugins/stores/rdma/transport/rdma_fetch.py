@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from ....arena.pool import Pool
     from ..place import OwnerInfo
-    from .pool import Pool
     from .rdma_line import Line
     from .rdma_plan import Plan
     from .rdma_pool import Piece, ReceivePool

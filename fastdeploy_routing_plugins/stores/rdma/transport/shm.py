@@ -23,10 +23,10 @@ from .spans import cut, spans_of, total
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ....arena.pool import Pool
     from ....arena.reading import Pin
     from ..place import OwnerInfo
     from .base import Wanted
-    from .pool import Pool
 
 _NOTHING = memoryview(b"")
 

@@ -6,11 +6,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ....arena.forks import Forgetful
 from ....errors import CorruptDataError, RoutingError, StoreUnavailableError
 from ..card import MAX_NAME
 from . import frames
 from .base import Source
-from .forks import Forgetful
 from .frames import Request
 from .link import Job, Link
 from .spans import spans_of, total
@@ -18,10 +18,10 @@ from .spans import spans_of, total
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ....arena.pool import Pool
     from ....backend import Blob
     from ..place import OwnerInfo
     from .base import Wanted
-    from .pool import Pool
 
 CONNECTIONS: Final = 4  # of one reader to one producer; they are opened only when threads read at the same time
 

@@ -9,8 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from ....arena.forks import Forgetful
 from ....errors import StoreUnavailableError
-from .forks import Forgetful
 from .serving import Connection, Limits
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[4]))
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.stores.rdma import place as places
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Source
 from fastdeploy_routing_plugins.stores.rdma.transport.frames import CHALLENGE_BYTES, Hello
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.serving import Limits
 from fastdeploy_routing_plugins.stores.rdma.transport.shm import ShmSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource

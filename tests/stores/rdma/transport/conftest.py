@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Source
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.shm import ShmSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp_server import TcpServer

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import CorruptDataError, DeletedError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
@@ -24,7 +25,6 @@ from fastdeploy_routing_plugins.stores.rdma.transport.frames import (
     Request,
     Status,
 )
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
 from .process import Process, soon, until

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
 from ..chaos import Chaos

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.arena.reading import ReadArena
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import AbsentError, ArenaError, SupersededError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, encode
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Source
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.shm import ShmSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 

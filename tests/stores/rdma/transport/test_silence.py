@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import Place
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
 from ..chaos import Chaos

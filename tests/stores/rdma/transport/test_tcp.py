@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.errors import (
     ConfigError,
     CorruptDataError,
@@ -23,7 +24,6 @@ from fastdeploy_routing_plugins.errors import (
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo
 from fastdeploy_routing_plugins.stores.rdma.transport import frames
 from fastdeploy_routing_plugins.stores.rdma.transport.frames import Answer, Hello, Request
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import Pool
 from fastdeploy_routing_plugins.stores.rdma.transport.serving import Limits
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp_server import TcpServer

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from ....arena.layout import PAGE
-from ....arena.lent import lend
 from .forks import Forgetful
+from .layout import PAGE
+from .lent import lend
 
 SMALL: Final = 96 << 10  # bytes; below, the C library's own recycling is faster
 IDLE_BYTES: Final = 256 << 20

@@ -14,9 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins.arena.layout import PAGE
-from fastdeploy_routing_plugins.stores.rdma.transport.pool import SMALL, Pool, size_class
+from fastdeploy_routing_plugins.arena.pool import SMALL, Pool, size_class
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def pool():
+    pool = Pool()
+    yield pool
+    pool.close()
 
 
 def address(view: memoryview) -> int:
