@@ -18,10 +18,14 @@ import tempfile
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader
+
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    from torch.utils.data import DataLoader
+except ImportError:
+    raise SystemExit("this example needs torch: pip install 'fastdeploy-routing-plugins[torch]'") from None
 
 from fastdeploy_routing_plugins import RoutingReader, RoutingSchema, open_reader, open_store
 from fastdeploy_routing_plugins.reader.torch import replay_topk

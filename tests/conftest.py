@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 # FD_ROUTING_TEST_EXAMPLES=2000 makes the long form of every property test.
 settings.register_profile(
     "routing",
-    max_examples=int(os.environ.get("FD_ROUTING_TEST_EXAMPLES", "200")),
+    max_examples=int(os.environ.get("FD_ROUTING_TEST_EXAMPLES", "100")),
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

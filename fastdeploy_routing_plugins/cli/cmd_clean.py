@@ -308,7 +308,12 @@ def _cells(row: _Row, dry_run: bool) -> tuple[str, ...]:
 def _intent(arena: Leftover) -> str:
     if arena.state == "dead":
         return f"would store {len(arena.pending)}" if arena.pending else "would be removed"
-    return {"live": "left alone", "draining": "would wait", "damaged": "needs --discard"}[arena.state]
+    return {
+        "live": "left alone",
+        "serving": "left alone: its worker serves readers",
+        "draining": "would wait",
+        "damaged": "needs --discard",
+    }[arena.state]
 
 
 def _result(row: _Row) -> str:

@@ -19,6 +19,7 @@ from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
 from fastdeploy_routing_plugins.convert.fastdeploy import DTYPES
 from fastdeploy_routing_plugins.keys import DEFAULT_NAMESPACE, MAX_ATTEMPT, RoutingKey
+from fastdeploy_routing_plugins.spec import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +158,13 @@ def _put(
     *,
     dry_run: bool,
 ) -> int:
-    where = {}
+    where: dict[str, str] = {}
+    spec = None if dry_run else choose.resolve().spec
+    if spec is not None and Capability.RETAIN in spec.capabilities:
+        raise UsageProblem(
+            f"store {spec.name!r} keeps routing in the memory of the process that puts it, and this one ends now",
+            "convert to a file with -o, or into another store",
+        )
     if dry_run:
         results = [put(None, RoutingKey(name, number), [rows], attempt) for number, rows in found]
     else:

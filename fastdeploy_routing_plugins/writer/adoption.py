@@ -125,6 +125,12 @@ def pending(file: files.ArenaFile) -> list[str]:
     return found
 
 
+def held(file: files.ArenaFile) -> int:
+    """Returns how many parts readers may still fetch from an arena, because their store keeps them in place."""
+    view = ArenaView(file)
+    return sum(view.state(block) == State.RETAINED for block in view.scan(retained=True))
+
+
 def adopt_others(
     setup: Setup, own: str, run: Run, keep: Callable[[SyncStore], None] = lambda store: None
 ) -> Iterator[Message]:

@@ -20,7 +20,7 @@ from ..arena import file as files
 from ..arena.view import ArenaView
 from ..errors import ArenaError, RoutingError, StoreUnavailableError, UnsupportedError
 from ..store.pool import DaemonPool
-from .adoption import adopt, discard, is_home, open_destination, pending
+from .adoption import adopt, discard, held, is_home, open_destination, pending
 from .messages import Outcome, failed
 from .operations import Setup
 from .spill import spilled_in
@@ -57,12 +57,13 @@ class Leftover:
 
     path: str
     nbytes: int
-    state: Literal["live", "draining", "dead", "damaged"]
+    state: Literal["live", "draining", "serving", "dead", "damaged"]
     engine_pid: int = 0
     worker_pid: int = 0
     store: str = ""
     namespace: str = ""
     pending: tuple[str, ...] = ()
+    held: int = 0
     problem: str = ""
 
 
@@ -102,7 +103,7 @@ def _inspect(found: files.Found) -> Leftover | None:
         left = replace(left, engine_pid=file.head.owner_pid)
         wire = msgspec.json.decode(Setup.decode(file.text).store)
         left = replace(left, store=str(wire["store"]), namespace=str(wire["options"]["namespace"]))
-        left = replace(left, pending=(*pending(file),))
+        left = replace(left, pending=(*pending(file),), held=held(file))
         return _with_state(left, file) if found.used else replace(left, state="dead")
     except (ArenaError, msgspec.DecodeError, LookupError, TypeError) as err:
         why = str(err) if isinstance(err, ArenaError) else "the arena's text does not say which store it is for"
@@ -118,7 +119,8 @@ def _with_state(left: Leftover, file: files.ArenaFile) -> Leftover:
     if files.alive(file.head.owner_pid, file.head.owner_start):
         return replace(left, worker_pid=worker if works else 0)
     if works:
-        return replace(left, state="draining", worker_pid=worker)
+        state: Literal["draining", "serving"] = "draining" if left.pending or not left.held else "serving"
+        return replace(left, state=state, worker_pid=worker)
     # A worker that was just started has not signed yet; or another process is storing what is in it.
     others = [pid for pid in _holders().get(os.path.basename(left.path), []) if pid != os.getpid()]
     return replace(left, state="draining", worker_pid=others[0]) if others else left
@@ -218,7 +220,7 @@ def rescue(path: str, calls: BoundedCalls, progress: Callable[[int, int], None])
     except ArenaError as err:
         return Rescue(False, error=err)
     try:
-        if not pending(file):
+        if not pending(file) and not held(file):
             discard(file, setup)
             return Rescue(True)
         store = calls.call(lambda: open_destination(setup), setup.call_timeout)

@@ -346,9 +346,9 @@ def mooncake(folder: Path, code: str) -> dict[str, str]:
 )
 def test_a_mooncake_that_cannot_be_imported_says_why(tmp_path: Path, code: str, said: str) -> None:
     ended = run("doctor", "--json", "--timeout", "2", env=mooncake(tmp_path / "site", code))
-    (line,) = lines_of(ended.stdout)["mooncake"]
+    lines = lines_of(ended.stdout)["mooncake"]  # a real build may be installed beside it, which is told, too
 
-    assert (line["kind"], said in line["text"]) == ("warn", True), line
+    assert [line["kind"] for line in lines if said in line["text"]] == ["warn"], lines
 
 
 # --- the metadata service -----------------------------------------------------------------------------------------

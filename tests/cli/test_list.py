@@ -22,13 +22,13 @@ def states(env: dict[str, str]) -> dict[str, str]:
 
 
 def test_the_built_in_stores_are_found() -> None:
-    assert states({}) == {"local": "found", "noop": "found"}
+    assert states({}) == {"local": "found", "noop": "found", "rdma": "found"}
 
 
 def test_people_get_a_table_with_a_header() -> None:
     lines = run("list").stdout.splitlines()
 
-    assert [line.split()[0] for line in lines] == ["NAME", "local", "noop"]
+    assert [line.split()[0] for line in lines] == ["NAME", "local", "noop", "rdma"]
 
 
 def test_a_foreign_store_is_listed_with_where_it_comes_from(tmp_path: Path) -> None:
@@ -65,11 +65,15 @@ def test_a_name_that_no_store_can_have_is_marked(tmp_path: Path) -> None:
 
 
 def test_a_disabled_store_is_marked() -> None:
-    assert states({"FD_ROUTING_STORE_DISABLED": "noop"}) == {"local": "found", "noop": "disabled"}
+    assert states({"FD_ROUTING_STORE_DISABLED": "noop,rdma"}) == {
+        "local": "found",
+        "noop": "disabled",
+        "rdma": "disabled",
+    }
 
 
 def test_a_store_off_the_allow_list_is_marked() -> None:
-    assert states({"FD_ROUTING_STORES_ALLOWED": "noop"}) == {"local": "disabled", "noop": "found"}
+    assert states({"FD_ROUTING_STORES_ALLOWED": "noop"}) == {"local": "disabled", "noop": "found", "rdma": "disabled"}
 
 
 def test_a_store_behind_stale_metadata_is_hidden(tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_a_broken_dependency_stops_nothing(tmp_path: Path, module: str) -> None:
 
     ended = run("list", env={"PYTHONPATH": str(tmp_path)})
 
-    assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 3)
+    assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 4)
 
 
 def test_strange_entries_on_the_path_stop_nothing(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_strange_entries_on_the_path_stop_nothing(tmp_path: Path) -> None:
     (tmp_path / "file.txt").write_text("no folder")
     path = f"{tmp_path / 'missing'}:{tmp_path / 'broken.zip'}:{tmp_path / 'file.txt'}"
 
-    assert states({"PYTHONPATH": path}) == {"local": "found", "noop": "found"}
+    assert states({"PYTHONPATH": path}) == {"local": "found", "noop": "found", "rdma": "found"}
 
 
 def test_it_runs_as_a_module_too() -> None:

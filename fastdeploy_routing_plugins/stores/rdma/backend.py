@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from .metadata.client import Entry
     from .transport.rdma import RdmaEndpoint
 
-_GONE: dict[str, type[RoutingError]] = {
-    "deleted": DeletedError,
-    "evicted": EvictedError,
-    "closed": EvictedError,
-    "lost": ProducerLostError,
+_GONE: dict[str, tuple[type[RoutingError], str]] = {
+    "deleted": (DeletedError, "it was here, and was deleted or released"),
+    "evicted": (EvictedError, "it was here, and made room for others"),
+    "closed": (EvictedError, "it was here, and went when its producer closed the store, or lingered long enough"),
+    "lost": (ProducerLostError, "the process that held it died"),
 }
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _PAUSE = 0.02  # s between tries to reach a producer that may be starting again
@@ -187,8 +187,8 @@ class RdmaBackend(BlockingBackend):
         return [listing.names for listing in self._metadata().listing(prefixes)]
 
     def _absence(self, prefix: str) -> RoutingError | None:
-        kind = _GONE.get(self._metadata().listing([prefix])[0].gone)
-        return None if kind is None else kind(f"what was under {prefix} is gone: {kind.__doc__}")
+        gone = _GONE.get(self._metadata().listing([prefix])[0].gone)
+        return None if gone is None else gone[0](gone[1])
 
     def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         return self._metadata().wait(prefix, seen, deadline).names

@@ -17,14 +17,16 @@ class RdmaConfig:
 
     Attributes:
         server: Address of the metadata service, ``zmq://HOST:SYNC,HOST:COORD``; empty: one that the processes of this
-            host and user share, which the first of them runs. ``redis://HOST:PORT/DB?protocol=tcp&device=NAME`` or
+            host, user and namespace share, which the first of them runs.
+            ``redis://HOST:PORT/DB?protocol=tcp&device=NAME`` or
             ``redis+sentinel://`` is no service of this package, but p2pstore, for trainers that read from it.
         transport: How bytes come to readers. ``"auto"``: shared memory on the same host, RDMA where both sides have
             it, else TCP. A named one is never replaced.
         bind: Address that a producer's TCP server listens on and is reached by. Empty: loopback if the service is
             there, else the address from which this host reaches the service.
         port: Port of that server; 0: any free one.
-        capacity: Bytes that a producer keeps outside of an engine's arena; 0: a quarter of the free room, up to 1 GiB.
+        capacity: Bytes that a producer keeps outside of an engine's arena, taken at its first put; 0: a quarter of the
+            free room, up to 256 MiB.
         when_full: What becomes of a put without room. ``"refuse"``: it fails. ``"evict"``: the oldest rollouts go, and
             their readers get ``EvictedError``.
         linger: Seconds for which a store worker whose engine is gone goes on serving what readers did not release.
@@ -45,7 +47,9 @@ class RdmaConfig:
 
     server: str = field(
         default="",
-        metadata={"doc": "metadata service, `zmq://HOST:SYNC,HOST:COORD`; empty: one shared by this host and user"},
+        metadata={
+            "doc": "metadata service, `zmq://HOST:SYNC,HOST:COORD`; empty: one shared by this host, user and namespace"
+        },
     )
     transport: Literal["auto", "shm", "tcp", "rdma"] = field(
         default="auto", metadata={"doc": "how bytes come to readers; a named transport is never replaced"}
@@ -55,7 +59,11 @@ class RdmaConfig:
     )
     port: int = field(default=0, metadata={"doc": "port of that server; 0: any free one"})
     capacity: int = field(
-        default=0, metadata={"doc": "bytes kept outside of an engine's arena; 0: a quarter of the room, at most 1 GiB"}
+        default=0,
+        metadata={
+            "doc": "bytes for what no engine's arena keeps, taken at the first put; 0: a quarter of the room, "
+            "at most 256 MiB"
+        },
     )
     when_full: Literal["refuse", "evict"] = field(
         default="refuse", metadata={"doc": "whether a put without room fails, or the oldest rollouts go"}
@@ -108,6 +116,8 @@ class RdmaConfig:
                     problems.append("server: all interfaces is where a service listens, not where it is reached")
             except ConfigError as err:
                 problems.append(str(err))
+        if self.keys and not self.server:
+            problems.append("keys are for a service at an address: state server, too")
         for name in ("capacity", "port", "linger"):
             if getattr(self, name) < 0:
                 problems.append(f"{name} must not be negative, got {getattr(self, name)}")

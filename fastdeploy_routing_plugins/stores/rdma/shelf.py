@@ -6,6 +6,7 @@ block, or stays where it was lent from: in a block of an engine's arena, or of t
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from ...arena.arena import Arena
 from ...arena.file import SHELF as SHELF_KIND
-from ...arena.room import MIN_ARENA, choose_size
+from ...arena.layout import PAGE
+from ...arena.room import MIN_ARENA
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
 from .card import encode_card
 from .place import SHELF, ArenaInfo, Place, encode
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from ...arena.file import ArenaFile
     from ...backend import Buffer
 
-_MAX_AUTO = 1 << 30  # bytes
+_MAX_AUTO = 256 << 20  # bytes; they are taken at once
 
 
 class ShelfText(msgspec.Struct, frozen=True):
@@ -105,7 +107,7 @@ class Shelf:
 
     Args:
         folder: A tmpfs.
-        nbytes: The shelf's size; 0: a quarter of the free room, at most 1 GiB.
+        nbytes: The shelf's size; 0: a quarter of the free room, at most 256 MiB.
         text: What the file says about itself.
         exposed: Called when payloads of another arena are held for the first time; returns how it is described.
 
@@ -115,11 +117,12 @@ class Shelf:
     """
 
     def __init__(self, folder: str, nbytes: int, text: ShelfText, exposed: Callable[[ArenaFile], ArenaInfo]) -> None:
-        size = max(nbytes, MIN_ARENA) if nbytes else min(choose_size(folder, None), _MAX_AUTO)
+        size = max(nbytes, MIN_ARENA) if nbytes else _chosen(folder)
         try:
             self._arena = Arena.create(folder, size, msgspec.json.encode(text), SHELF_KIND)
         except ArenaRoomError as err:
-            hint = f"option capacity says how large a producer's shelf is; {err.hint}"
+            hint = "option capacity says how large a producer's shelf is, arena_dir where; a container gets 64 MiB of"
+            hint += " /dev/shm unless told otherwise (docker run --shm-size=8g); `fd-routing clean` makes room"
             raise ArenaRoomError(err.message, hint=hint) from err
         self._exposed = exposed
         self._lock = threading.Lock()
@@ -309,3 +312,15 @@ class Shelf:
         self._closed = True
         self._held = {}
         self._arena.forget()
+
+
+def _chosen(folder: str) -> int:
+    """Returns the size of a shelf that nobody chose, in bytes."""
+    try:
+        room = os.statvfs(folder)
+    except OSError as err:
+        raise ArenaRoomError(
+            f"the arena's folder {folder} cannot be used: {err.strerror}", hint="arena_dir names an existing tmpfs"
+        ) from err
+    free = room.f_bavail * room.f_frsize if room.f_blocks else _MAX_AUTO
+    return max(MIN_ARENA, min(free // 4, _MAX_AUTO) // PAGE * PAGE)

@@ -238,3 +238,34 @@ def test_what_was_copied_for_readers_lingers_too(place: Place) -> None:
         assert time.monotonic() - began < 4.0
         assert np.array_equal(store.get("x:1").routing, routing(1))
         store.delete("x:1")
+
+
+def clean(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
+    run = "from fastdeploy_routing_plugins.cli.main import main; main()"
+    command = [sys.executable, "-c", run, "clean", "--arena-dir", str(place.folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_clean_leaves_what_the_next_engine_takes_over(place: Place) -> None:
+    with open_store(place.config(), schema=SCHEMA) as store:
+        with place.engine("x:1", linger=0) as engine:
+            assert engine.stdout is not None
+            worker = int(engine.stdout.readline())
+            engine.kill()
+            os.kill(worker, signal.SIGKILL)
+        until(lambda: not os.path.exists(f"/proc/{worker}"))
+        assert clean(place).returncode == 1
+        with place.writer(linger=0):
+            assert np.array_equal(read(store, "x:1")[0, 0], np.arange(4))
+            store.delete("x:1")
+
+
+def test_clean_leaves_a_worker_alone_that_serves_readers(place: Place) -> None:
+    with open_store(place.config(), schema=SCHEMA) as store:
+        with place.engine("x:1") as engine:
+            assert engine.stdout is not None
+            engine.stdout.readline()
+            engine.communicate("close\n", timeout=PATIENCE)
+        assert clean(place, "--kill", "--wait", "0").returncode == 0
+        assert store.get("x:1", timeout=5).routing.shape == (6, 50, 4)
+        store.delete("x:1")

@@ -8,12 +8,14 @@ from ....errors import (
     CorruptDataError,
     DeletedError,
     EvictedError,
+    InvalidKeyError,
     NotFoundError,
     ProducerLostError,
     RoutingError,
     StoreUnavailableError,
     SupersededError,
 )
+from ....names import PartName, parse_name
 from . import messages as m
 from .values import Entry, Listing
 
@@ -26,8 +28,20 @@ if TYPE_CHECKING:
 _HINT_LOST: Final = "the process that held it died; what it held was in its memory"
 
 
+def called(name: str) -> str:
+    """Returns what people call an object: its rollout, and which part of it."""
+    try:
+        stored = parse_name(name)
+    except InvalidKeyError:
+        return name
+    rollout = f"a rollout with a long id ({stored.rollout})" if stored.rollout_id is None else repr(stored.rollout_id)
+    what = stored.object
+    return f"{rollout}, {what.part}," if isinstance(what, PartName) else rollout
+
+
 def absence(name: str, reason: int) -> RoutingError:
     """Returns the error for a name that is not there for this reason."""
+    name = called(name)
     if reason == m.Reason.DELETED:
         return DeletedError(f"{name} was deleted")
     if reason == m.Reason.EVICTED:
@@ -69,11 +83,16 @@ def _entry(name: str, owner: m.OwnerRow, where: bytes) -> Entry | RoutingError:
     if owner.state == m.State.ALIVE:
         return Entry(name, owner.owner, where)
     facts = {"owner": owner.owner, "producer": owner.producer}
+    name = called(name)
     if owner.state == m.State.LOST:
         return ProducerLostError(f"{name} is lost with its producer {owner.producer}", hint=_HINT_LOST, **facts)
     if owner.state == m.State.CLOSED:
         return EvictedError(f"{name} is gone: its producer {owner.producer} closed", **facts)
-    return StoreUnavailableError(f"the producer of {name}, {owner.producer}, gives no sign", **facts)
+    return StoreUnavailableError(
+        f"the producer of {name} {owner.producer}, gives no sign",
+        hint="it may be starting again; if not, its routing counts as lost soon",
+        **facts,
+    )
 
 
 def take_listing(prefix: str, answer: m.Listings, connection: Connection) -> Listing:
