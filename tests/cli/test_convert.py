@@ -390,10 +390,7 @@ def test_progress_is_shown_at_a_terminal(tmp_path: Path, here: list[str]) -> Non
     assert "importing" in on_a_terminal("convert", "pdtensor", str(folder), *MODEL, *here, also_stdout=False)
 
 
-def test_a_store_that_would_lose_it_at_once_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "reply.json").write_text(json.dumps(sglang()))
-    done = run("convert", "sglang", str(tmp_path / "reply.json"), *MODEL, "--store", "rdma", "--id", "x")
-    assert (done.returncode, "keeps routing in the memory of the process" in " ".join(done.stderr.split())) == (
-        2,
-        True,
-    ), done.stderr
+def test_a_store_that_would_lose_it_at_once_is_refused(payload: Any) -> None:
+    data, options = PAYLOADS["sglang"]
+    done = run("convert", "sglang", payload(data), *MODEL, *options, "--store", "rdma", "--id", "x")
+    assert (done.returncode, "memory of the process" in " ".join(done.stderr.split())) == (2, True), done.stderr
