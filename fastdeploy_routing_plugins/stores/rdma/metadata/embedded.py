@@ -63,7 +63,7 @@ class Host:
             rendezvous.remove(self._path, self.meeting.epoch)
             lock, self._lock = self._lock, -1
             if lock >= 0:
-                os.close(lock)  # frees it: another process may serve
+                rendezvous.free_lock(self._path, lock)  # another process may serve
 
     @property
     def serves(self) -> bool:
@@ -90,6 +90,7 @@ class _Hosts:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.by_path: dict[str, Host] = {}
+        self._tidy = True
         atexit.register(self.at_exit)
         os.register_at_fork(after_in_child=self.in_child)
 
@@ -112,6 +113,9 @@ class _Hosts:
         lock = rendezvous.take_lock(path)
         if lock is None:
             return None
+        if self._tidy:
+            self._tidy = False
+            rendezvous.tidy(os.path.dirname(path))
         try:
             host = self.by_path[path] = Host(path, lock)
         except BaseException:

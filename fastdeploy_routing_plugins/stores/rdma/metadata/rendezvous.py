@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from typing import Annotated, Final
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from ....errors import StoreUnavailableError
 from ..address import Address
 
+_OLD: Final = 3600.0  # s after which a lock that nobody holds is a leftover
 _MAX_FILE: Final = 4096  # bytes
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
@@ -82,19 +84,46 @@ def take_lock(path: str) -> int | None:
         StoreUnavailableError: there can be no lock.
     """
     name = f"{path}.lock"
-    try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as err:
-        raise _unusable(name, err.strerror or "") from err
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except OSError as err:
-        os.close(fd)
-        raise _unusable(name, err.strerror or "") from err
-    return fd
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as err:
+            raise _unusable(name, err.strerror or "") from err
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(name)):
+                return fd
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError as err:
+            os.close(fd)
+            raise _unusable(name, err.strerror or "") from err
+        os.close(fd)  # who had it removed it meanwhile; the next one is another file
+
+
+def free_lock(path: str, fd: int) -> None:
+    """Gives a lock back and removes its file: who opened it before sees that it is not the lock any more."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{path}.lock")
+    os.close(fd)
+
+
+def tidy(where: str) -> None:
+    """Removes what services that were killed long ago left in a folder."""
+    now = time.time()
+    for name in os.listdir(where):
+        lock = os.path.join(where, name)
+        path = lock.removesuffix(".lock")
+        if path == lock:
+            continue
+        with contextlib.suppress(OSError, StoreUnavailableError):
+            if os.lstat(lock).st_mtime < now - _OLD and (fd := take_lock(path)) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                free_lock(path, fd)
 
 
 def write(path: str, meeting: Meeting) -> None:

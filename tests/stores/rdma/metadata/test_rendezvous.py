@@ -65,7 +65,7 @@ def test_namespaces_have_services_of_their_own() -> None:
 def test_nothing_is_left_when_the_last_one_ends(runtime: Path) -> None:
     with client_of(None):
         pass
-    assert [path.name for path in runtime.rglob("*") if path.is_file()] == ["ns.json.lock"]
+    assert [path.name for path in runtime.rglob("*") if path.is_file()] == []
 
 
 def test_another_serves_when_the_first_is_killed() -> None:
@@ -161,3 +161,43 @@ def test_without_a_runtime_folder_a_temporary_one_is_used(tmp_path: Path, monkey
     monkeypatch.setattr(rendezvous.os, "access", lambda *_: False)
     monkeypatch.setattr(rendezvous.tempfile, "gettempdir", lambda: str(tmp_path))
     assert rendezvous.folder() == f"{tmp_path}/fd-routing-{os.geteuid()}"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    return folder
+
+
+def test_a_service_that_ends_leaves_no_files(place: Path) -> None:
+    path = str(place / "ns.json")
+    lock = rendezvous.take_lock(path)
+    assert lock is not None
+    rendezvous.free_lock(path, lock)
+    assert list(place.iterdir()) == []
+
+
+def test_a_lock_that_was_removed_is_no_lock(place: Path) -> None:
+    path = str(place / "ns.json")
+    first = rendezvous.take_lock(path)
+    assert first is not None
+    os.unlink(f"{path}.lock")
+    second = rendezvous.take_lock(path)
+    assert second is not None
+    assert rendezvous.take_lock(path) is None
+    os.close(first)
+    rendezvous.free_lock(path, second)
+
+
+def test_old_leftovers_are_tidied_away_and_what_is_used_stays(place: Path) -> None:
+    for name in ("old", "used", "new"):
+        (place / f"{name}.json").write_text("{}")
+        (place / f"{name}.json.lock").touch()
+        if name != "new":
+            os.utime(place / f"{name}.json.lock", (1, 1))
+    used = rendezvous.take_lock(str(place / "used.json"))
+    assert used is not None
+    rendezvous.tidy(str(place))
+    assert {path.name.split(".")[0] for path in place.iterdir()} == {"used", "new"}
+    os.close(used)
