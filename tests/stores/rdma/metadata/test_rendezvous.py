@@ -191,11 +191,11 @@ def test_a_lock_that_was_removed_is_no_lock(place: Path) -> None:
 
 
 def test_old_leftovers_are_tidied_away_and_what_is_used_stays(place: Path) -> None:
-    for name in ("old", "used", "new"):
-        (place / f"{name}.json").write_text("{}")
-        (place / f"{name}.json.lock").touch()
-        if name != "new":
-            os.utime(place / f"{name}.json.lock", (1, 1))
+    for kind in ("old", "used", "new"):
+        (place / f"{kind}.json").write_text("{}")
+        (place / f"{kind}.json.lock").touch()
+        if kind != "new":
+            os.utime(place / f"{kind}.json.lock", (1, 1))
     used = rendezvous.take_lock(str(place / "used.json"))
     assert used is not None
     rendezvous.tidy(str(place))
