@@ -33,7 +33,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 @pytest.mark.skipif(find_spec("mooncake") is None, reason="Mooncake's Transfer Engine is not installed")
 def test_the_kit_passes() -> None:
     chosen = [] if "FD_ROUTING_TEST_SOAK_SECONDS" in os.environ else ["-k", " and ".join(f"not {n}" for n in SLOW)]
-    command = [sys.executable, "-c", _RUN, str(stage.TESTS), "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-c", _RUN, str(stage.TESTS), "-q", "-p", "no:cacheprovider", "-n", "4"]
     run = subprocess.run(
         [*command, *chosen, str(HERE / "suite_of_mooncake.py")], capture_output=True, text=True, check=False
     )
