@@ -72,7 +72,7 @@ def measure(folder: Path, rounds: int) -> Iterator[Measure | Claim]:
     """Yields what a stage's share of 30 MiB, and a batch of 64 rollouts of 64 KiB, cost over TCP."""
     big = routing(round(30 * (1 << 20) / LAYERS / TOP_K))
     small = {f"batch:{number}:0:0": routing(round((64 << 10) / LAYERS / TOP_K), number) for number in range(64)}
-    layout = ParallelLayout(STAGES, pp=STAGES, stages=[LAYERS // STAGES] * STAGES)
+    layout = ParallelLayout(STAGES, pp=STAGES, stages=[LAYERS // STAGES + 1, *[LAYERS // STAGES] * (STAGES - 1)])
     with _producer({"big": big, **small}) as (address, receive):
         config, total = _config(address), sum(array.nbytes for array in small.values())
         with open_reader(config, schema=SCHEMA) as whole, open_reader(
