@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..backend import BlockingBackend
 from ..errors import StoreClosedError
 from ..store.bridge import LoopThread, as_async
 from ..store.routing_store import RoutingStore
@@ -21,6 +22,7 @@ from .prefetch import Prefetcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from ..backend import Backend
     from ..errors import RoutingError
     from ..resolver import ResolvedStore
     from ..schema import RoutingSchema
@@ -88,6 +90,13 @@ class Concurrent:
         return end
 
 
+def _lanes(backend: Backend | BlockingBackend) -> int:
+    """How many fetches are made at the same time; one that moves many objects in one go is not helped by others."""
+    if not isinstance(backend, BlockingBackend) or type(backend)._get_many is not BlockingBackend._get_many:
+        return 1
+    return backend.threads
+
+
 class Opened:
     """The store as one process has it open. Safe to use from several threads.
 
@@ -142,7 +151,7 @@ class Opened:
         except BaseException:
             loop.stop()
             raise
-        return Concurrent(loop, store, Prefetcher(store, *self._bounds), getattr(backend, "threads", 1))
+        return Concurrent(loop, store, Prefetcher(store, *self._bounds), _lanes(backend))
 
     def close(self, timeout: float) -> None:
         """Ends what is under way and closes the store; harmless when already closed.
