@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fastdeploy_routing_plugins.bench.servers import free_ports
+
 _INSIDE = "FD_ROUTING_BENCH_NETWORK"
 _LISTENING = ("p2pstore", "mooncake")  # on every interface, whatever they are told
 _SERVE = "from fastdeploy_routing_plugins.cli.main import main; main()"
@@ -38,15 +40,6 @@ def enter() -> str:
     os.environ[_INSIDE] = "1"
     command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
     os.execvp(command[0], command)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that nobody uses."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @contextmanager

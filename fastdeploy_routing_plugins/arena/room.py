@@ -53,6 +53,16 @@ def choose_size(folder: str, wanted: int | None) -> int:
     raise ArenaRoomError(f"{folder} has room for {free >> 20} MiB, the arena needs {need}", hint=_cure(folder))
 
 
+def modest_size(folder: str, limit: int) -> int:
+    """Returns the size of an arena that has to fit into whatever room there is: a quarter of it, at most ``limit``.
+
+    Raises:
+        ArenaRoomError: the folder cannot be used.
+    """
+    room = min(_folder_room(folder), limit * 4)
+    return max(MIN_ARENA, room // 4 // PAGE * PAGE)
+
+
 def _cure(folder: str) -> str:
     if Path(SHM) in (where := Path(os.path.realpath(folder)), *where.parents):
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from fastdeploy_routing_plugins.bench.peers import Site
 
 
-class _Simple:
+class _Simple(ABC):
     """What most have in common."""
 
-    def prepare(self, arrays: Sequence[Array]) -> None:
+    def prepare(self, arrays: Sequence[Array]) -> None:  # noqa: B027
         """Needs nothing."""
 
+    @abstractmethod
     def put(self, key: str, array: Array) -> object:
         """See ``Peer``."""
-        raise NotImplementedError
 
     def put_many(self, items: Sequence[tuple[str, Array]]) -> object:
         """See ``Peer``."""
@@ -35,7 +36,7 @@ class _Simple:
             self.put(key, array)
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Holds nothing."""
 
 

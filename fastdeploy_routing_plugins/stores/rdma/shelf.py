@@ -6,7 +6,6 @@ block, or stays where it was lent from: in a block of an engine's arena, or of t
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,7 @@ import numpy as np
 
 from ...arena.arena import Arena
 from ...arena.file import SHELF as SHELF_KIND
-from ...arena.layout import PAGE
-from ...arena.room import MIN_ARENA
+from ...arena.room import MIN_ARENA, modest_size
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
 from .card import encode_card
 from .place import SHELF, ArenaInfo, Place, encode
@@ -117,7 +115,7 @@ class Shelf:
     """
 
     def __init__(self, folder: str, nbytes: int, text: ShelfText, exposed: Callable[[ArenaFile], ArenaInfo]) -> None:
-        size = max(nbytes, MIN_ARENA) if nbytes else _chosen(folder)
+        size = max(nbytes, MIN_ARENA) if nbytes else modest_size(folder, _MAX_AUTO)
         try:
             self._arena = Arena.create(folder, size, msgspec.json.encode(text), SHELF_KIND)
         except ArenaRoomError as err:
@@ -312,15 +310,3 @@ class Shelf:
         self._closed = True
         self._held = {}
         self._arena.forget()
-
-
-def _chosen(folder: str) -> int:
-    """Returns the size of a shelf that nobody chose, in bytes."""
-    try:
-        room = os.statvfs(folder)
-    except OSError as err:
-        raise ArenaRoomError(
-            f"the arena's folder {folder} cannot be used: {err.strerror}", hint="arena_dir names an existing tmpfs"
-        ) from err
-    free = room.f_bavail * room.f_frsize if room.f_blocks else _MAX_AUTO
-    return max(MIN_ARENA, min(free // 4, _MAX_AUTO) // PAGE * PAGE)
