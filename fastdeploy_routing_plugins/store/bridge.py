@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
 from ..errors import StoreClosedError, StoreUnavailableError
+from .forks import at_work
 from .pool import DaemonPool
 
 if TYPE_CHECKING:
@@ -37,9 +38,14 @@ class _Calls(Backend):
 
     def __init__(self, blocking: BlockingBackend) -> None:
         self.blocking = blocking
+        self._at_work = at_work()
+
+    def _run(self, function: Callable[..., T], *args: Any) -> T:
+        with self._at_work:
+            return function(*args)
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args)
+        return self._run(function, *args)
 
     async def _open(self) -> None:
         await self._call(self.blocking._open)
@@ -70,7 +76,7 @@ class _Calls(Backend):
         return await self._call(self.blocking._clear, prefix)
 
     async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
-        return await self._call(self.blocking._wait, prefix, seen, deadline)
+        return self.blocking._wait(prefix, seen, deadline)  # no fork waits for it
 
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         return await self._call(self.blocking._get_many, requests)
@@ -103,7 +109,7 @@ class _Threads(_Calls):
         self._native_wait = type(blocking)._wait is not BlockingBackend._wait
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, function, *args)
 
     async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         # The caller's memory is the caller's again when this is cancelled, the thread's work is not: hence the copy.

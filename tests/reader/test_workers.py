@@ -207,6 +207,21 @@ reader.close()
     assert run(folder, HEAD + code) == [[0], True]
 
 
+def test_no_fork_interrupts_a_library_that_locks(tmp_path: Path) -> None:
+    fill(place("sqlite", tmp_path))
+    code = f"""
+from pathlib import Path
+there = place("sqlite", Path({str(tmp_path)!r}))
+codes = set()
+for _ in range(30):
+    with there.reader() as reader:
+        reader.prefetch([*IDS, "never"])
+        codes |= {{child(lambda: right(reader, "batch")) for _ in range(4)}}
+print(json.dumps(sorted(codes)))
+"""
+    assert run(tmp_path, HEAD + code) == [0]
+
+
 def test_a_child_of_a_child_reads(folder: Path) -> None:
     code = """
 reader = open_reader(CONFIG, schema=SCHEMA)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -86,14 +87,18 @@ def test_on_failure_that_exits_ends_nothing(place: Place) -> None:
 
 def test_on_failure_that_waits_is_told_so(place: Place) -> None:
     told: list[BaseException] = []
+    called = threading.Event()
 
     def wait(failure: WriteFailure) -> None:
         try:
             writer.flush(60)
         except UnsupportedError as err:
             told.append(err)
+        finally:
+            called.set()
 
     with place.writer(on_failure=wait) as writer:
         writer.submit("bad", routing() + 200)
         writer.flush(60)
+        assert called.wait(60)
         assert len(told) == 1

@@ -281,6 +281,7 @@ def test_a_flood_is_thrown_away_and_who_asks_again_is_answered() -> None:
     with serving(unread=-1) as service, client_of(service.address) as client, producing(client) as producer:
         client.publish(producer.owner, [(name(f"x=3a{index}"), b"p" * 40) for index in range(2000)])
         with Stranger(service.address.coord) as stranger:
+            stranger.socket.rcvtimeo = 300
             until(lambda: greeted(stranger))
             for number in range(2, 800):
                 stranger.socket.send(framing.encode_question(m.AskListings(["ns/"]), number, 1000))
