@@ -38,11 +38,7 @@ class _Calls(Backend):
 
     def __init__(self, blocking: BlockingBackend) -> None:
         self.blocking = blocking
-        self._at_work = at_work()
-
-    def _run(self, function: Callable[..., T], *args: Any) -> T:
-        with self._at_work:
-            return function(*args)
+        self._run = at_work().run
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return self._run(function, *args)

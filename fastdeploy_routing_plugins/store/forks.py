@@ -7,45 +7,56 @@ holds one of them inherits it, held for ever.
 from __future__ import annotations
 
 import os
-import threading
+import time
 from functools import lru_cache
-from typing import Final
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 PATIENCE: Final = 1.0  # s; a fork goes ahead after it, be the calls over or not
+_LOOK: Final = 0.0001  # s between looks
 
 
 class AtWork:
-    """The calls at work, each in a ``with`` block."""
+    """The calls at work. No lock guards them: a thread writes its own entry only, and looks for a fork after that."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._calls: dict[int, int] = {}  # by thread
-        os.register_at_fork(before=self._before, after_in_parent=self._changed.release, after_in_child=self._in_child)
+        self.threads: dict[int, None] = {}
+        self._forking: dict[int, None] = {}
+        os.register_at_fork(before=self._before, after_in_parent=self._over, after_in_child=self._in_child)
 
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        with self._changed:  # held while a fork is under way
-            self._calls[me] = self._calls.get(me, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            left = self._calls.get(me, 1) - 1
-            if left:
-                self._calls[me] = left
-            else:
-                self._calls.pop(me, None)
-                self._changed.notify_all()
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function; no fork comes between, unless it takes too long."""
+        me = get_ident()
+        if me in self.threads:  # a call within a call
+            return function(*args)
+        self.threads[me] = None
+        try:
+            while self._forking and me not in self._forking:
+                self.threads.pop(me, None)
+                time.sleep(_LOOK)
+                self.threads[me] = None
+            return function(*args)
+        finally:
+            self.threads.pop(me, None)
 
     def _before(self) -> None:
-        me = threading.get_ident()
-        self._changed.acquire()
-        self._changed.wait_for(lambda: not self._calls.keys() - {me}, PATIENCE)
+        me, end = get_ident(), time.monotonic() + PATIENCE
+        self._forking[me] = None
+        while self.threads.keys() - {me} and time.monotonic() < end:
+            time.sleep(_LOOK)
+
+    def _over(self) -> None:
+        self._forking.pop(get_ident(), None)
 
     def _in_child(self) -> None:
-        me = threading.get_ident()
-        self._calls = {me: self._calls[me]} if me in self._calls else {}
-        self._changed.release()
+        self._forking = {}
+        me = get_ident()
+        self.threads = {me: None} if me in self.threads else {}
 
 
 @lru_cache(maxsize=1)

@@ -79,7 +79,7 @@ def test_a_fork_goes_ahead_if_a_call_does_not_end(monkeypatch: pytest.MonkeyPatc
     thread = listing(inline(backend))
     assert backend.entered.wait(60)
     assert fork() >= 0.2
-    assert forks.at_work()._calls.keys() == {thread.ident}
+    assert list(forks.at_work().threads) == [thread.ident]
     backend.let_go.set()
     thread.join(60)
 
@@ -98,7 +98,7 @@ def test_a_child_begins_without_the_calls_of_others(monkeypatch: pytest.MonkeyPa
     assert backend.entered.wait(60)
     pid = os.fork()
     if pid == 0:
-        os._exit(len(forks.at_work()._calls))
+        os._exit(len(forks.at_work().threads))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     backend.let_go.set()
     thread.join(60)
