@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from _rdma_peers import P2PSTORE
 from _rdma_producer import COPY, PUT, XXH3
-from _rdma_reader import BARE, COPIED, DIGESTS, NEW, QUESTION, STREAM, TCP, TCP_DIGESTS, VIEW
+from _rdma_reader import BARE, COPIED, DIGESTS, NEW, QUESTION, STREAM, TCP, TCP_DIGESTS, TCP_NEW, VIEW
 from _report import Claim, Samples
 
 MIB = 1 << 20
@@ -43,6 +43,8 @@ def of_tcp(label: str, gets: Samples, nbytes: int) -> Iterator[Claim]:
     limit = 1.3 * (gets.median(STREAM) + gets.median(XXH3)) + 150
     what = f"{label}, {TCP_DIGESTS}: 1.3 x (stream + XXH3) + 150 us"
     yield Claim(what, gets.median(TCP_DIGESTS), "<=", limit, "us", gate=False)
+    limit = gets.median(QUESTION) + 1.3 * gets.median(STREAM) + 150
+    yield Claim(f"{label}, {TCP_NEW}: a question more", gets.median(TCP_NEW), "<=", limit, "us", gate=False)
     if BARE in gets.rounds and nbytes >= 0.9 * MIB:
         faster = gets.median(BARE) / gets.median(TCP)
         yield Claim(f"{label}, {TCP}: faster than {BARE}", faster, ">=", 1.3, "x")

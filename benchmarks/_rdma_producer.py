@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import pstats
+import random
 import socket
 import struct
 import threading
@@ -102,7 +103,7 @@ class Producer:
             keys: Under which.
             first: Number of the first array.
             tokens: Their size.
-            turn: Which candidate begins.
+            turn: Number of the round.
         """
         gc.collect()
         candidates: dict[str, Call] = {COPY: self._copy, XXH3: _digest, PUT: self._store.put}
@@ -114,7 +115,7 @@ class Producer:
                 getattr(other, "tensor", len)(array)
         self._at = 0
         times = {}
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in random.Random(turn).sample(names, len(names)):
             times[name] = [
                 _timed(candidates[name], key, array) for key, array in zip(keys, arrays, strict=True)
             ]  # fmt: skip

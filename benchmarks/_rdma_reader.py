@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ WARM_UP = 3  # rounds
 STREAM, QUESTION = "plain TCP stream", "one question to the service"
 VIEW, DIGESTS, COPIED = "shm, view", "shm, view, digests checked", "shm, copy, digests checked"
 NEW = "shm, view, not waited for"
-TCP, TCP_DIGESTS = "tcp", "tcp, digests checked"
+TCP, TCP_DIGESTS, TCP_NEW = "tcp", "tcp, digests checked", "tcp, not waited for"
 BARE = "Mooncake's engine alone"
+_WAITED = (VIEW, DIGESTS, COPIED, TCP, TCP_DIGESTS)
 _PATIENCE = 30.0  # s
 
 Get = Callable[[int, str], Any]
@@ -120,9 +122,9 @@ class Reader:
         self._stack.callback(self.bounds.close)
         self.stores = {
             name: self._stack.enter_context(open_store(config(server, folder, name.split(",")[0]), schema=SCHEMA))
-            for name in (VIEW, DIGESTS, COPIED, NEW, TCP, TCP_DIGESTS)
+            for name in (VIEW, DIGESTS, COPIED, NEW, TCP, TCP_DIGESTS, TCP_NEW)
         }
-        self._waiting = [self.stores[name] for name in (VIEW, DIGESTS, COPIED)]
+        self._waiting = [self.stores[name] for name in _WAITED]
         named = self.ask("others")
         self._others = others(folder, redis_port, not any(name.startswith("p2p") for name in named))
         for other in self._others.values():
@@ -156,6 +158,7 @@ class Reader:
             STREAM: lambda index, key: bounds.stream(index),
             TCP: ours(TCP, verify=False),
             TCP_DIGESTS: ours(TCP_DIGESTS),
+            TCP_NEW: ours(TCP_NEW, verify=False),
         }
         if self.mooncake is not None:
             found[BARE] = lambda index, key: self.mooncake.read(index * bounds.size, bounds.size)
@@ -167,6 +170,7 @@ class Reader:
         candidates = self.candidates()
         names = list(candidates)
         puts: Samples | None = None
+        order = random.Random(tokens)
         gets = Samples.of(names)
         self.bounds.size = array_of(tokens, 0).size
         for number in range(-WARM_UP, rounds):
@@ -178,8 +182,7 @@ class Reader:
                 for key in keys:
                     store.wait(key, timeout=_PATIENCE)
             gc.collect()
-            turn = (number + WARM_UP) % len(names)
-            for name in names[turn:] + names[:turn]:
+            for name in order.sample(names, len(names)):  # no candidate always follows the same one
                 times = self._burst(name, candidates[name], keys, first, tokens)
                 if number >= 0:
                     gets.add(name, times)
@@ -205,7 +208,7 @@ class Reader:
         if name == PUT:
             return str(self.ask("explain", keys, tokens))
         self.ask("put_ours", keys, tokens)
-        if name in (VIEW, DIGESTS, COPIED):
+        if name in _WAITED:
             for key in keys:
                 self.stores[name].wait(key, timeout=_PATIENCE)
         get = self.candidates()[name]

@@ -2,7 +2,7 @@
 
 A producer in another process puts, this process gets; the metadata service is a third one, as ``fd-routing serve``
 runs it. Every candidate moves the same canonical bytes, uint8 ``[45 layers, tokens, top-8]``. Candidates take turns
-within each round, in an order that rotates, each with a few rollouts in a row, and medians count. Every byte is
+within each round, in an order that is drawn anew, each with a few rollouts in a row, and medians count. Every byte is
 compared with the original outside the clock; no rollout is put twice. Releasing what was read is on the clock. Bounds
 are measured in the same run: a copy between warm buffers as large as what the candidates work on, XXH3 over the bytes,
 and one plain TCP stream between the two processes (request of 16 bytes, ``sendall``, ``recv_into`` the same memory).
@@ -11,8 +11,8 @@ and one plain TCP stream between the two processes (request of 16 bytes, ``senda
 * ``get``, on the same host, of rollouts that were waited for: a view without digests at most 80 us at any size, with
   digests 1.3 x XXH3 + 120 us, a copy with digests 1.3 x (copy + XXH3) + 120 us. What a reader has not waited for it
   asks the service for first; that is shown beside it.
-* ``tcp``, without digests, of rollouts that the reader has to ask for, as on another host: at most 1.3 x the stream +
-  150 us, and from 1 MiB on 1.3 times as fast as a read by Mooncake's engine alone over TCP.
+* ``tcp``, without digests, of rollouts that were waited for: at most 1.3 x the stream + 150 us, and from 1 MiB on 1.3
+  times as fast as a read by Mooncake's engine alone over TCP. What has to be asked for is shown beside it again.
 * ``batch``, 64 x 1 MiB in one padded array, every digest checked: by tcp at 85 % of the stream's rate, on the same
   host at 55 % of the copy's.
 * ``mooncake``: transport ``rdma`` over Mooncake's TCP mode: at most 1.2 x the bare engine's read + 300 us, at 0.6

@@ -207,6 +207,15 @@ class Backend(ABC):
         """Returns ``_list`` of each of several prefixes."""
         return list(await asyncio.gather(*[self._list(prefix) for prefix in prefixes]))
 
+    async def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
+        """Returns ``_list`` of a prefix and, where that saves a question, the object if there is exactly one.
+
+        Args:
+            prefix: As in ``_list``.
+            view: Whether the bytes may lie in the store's own memory, as with ``_view_many``.
+        """
+        return await self._list(prefix), None
+
     async def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """Tells a backend with ``Capability.RETAIN`` that readers are done with these objects."""
 
@@ -288,6 +297,10 @@ class BlockingBackend(ABC):
     def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
         """See ``Backend``."""
         return [self._list(prefix) for prefix in prefixes]
+
+    def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
+        """See ``Backend``."""
+        return self._list(prefix), None
 
     def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """See ``Backend``."""

@@ -86,6 +86,9 @@ class _Calls(Backend):
     async def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
         return await self._call(self.blocking._list_many, prefixes)
 
+    async def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
+        return await self._call(self.blocking._look, prefix, view)
+
     async def _release(self, names: Sequence[str]) -> None:
         await self._call(self.blocking._release, names)
 

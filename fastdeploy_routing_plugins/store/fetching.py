@@ -77,11 +77,11 @@ async def get(
     prefix = query.key.prefix(namespace)
     names: list[str] | None = None
     if query.whole:
-        names = await objects.names(prefix)
+        names, found = await objects.look(prefix, view=query.view)
         sole = Attempts.sole(prefix, names)
         if sole is not None and sole[0] >= check_int("min_attempt", query.min_attempt, MAX_ATTEMPT):
             piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
-            blob = (await objects.get_many([piece.request()], view=query.view))[0]
+            blob = found or (await objects.get_many([piece.request()], view=query.view))[0]
             if not isinstance(blob, AbsentError):
                 return await _sole_record(objects, expected, query, sole[0], piece, blob)
     while True:

@@ -131,6 +131,16 @@ class Objects:
         """Returns the names under a prefix, sorted."""
         return self._checked_names(prefix, await self._call(self._backend._list, prefix))
 
+    async def look(self, prefix: str, *, view: bool) -> tuple[list[str], Blob | None]:
+        """Returns the names under a prefix and, if the backend gives it along, the object if there is only one."""
+        answer: object = await self._call(self._backend._look, prefix, view)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self.broken("_look", f"returned {type(answer).__name__}, not names and an object")
+        blob: Blob | None = answer[1]
+        if blob is not None:
+            self._check_sound((blob,))
+        return self._checked_names(prefix, answer[0]), blob
+
     async def names_of(self, prefixes: Sequence[str]) -> list[list[str]]:
         """Returns the names under each of several prefixes, listed at the same time."""
         found: object = await self._call(self._backend._list_many, prefixes)

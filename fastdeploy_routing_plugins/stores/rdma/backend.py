@@ -180,8 +180,15 @@ class RdmaBackend(BlockingBackend):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _list(self, prefix: str) -> list[str]:
-        client = self._metadata()
-        return [] if client.vacant(prefix) else client.listing([prefix])[0].names
+        return self._metadata().listed(prefix).names
+
+    def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
+        listing = self._metadata().listed(prefix)
+        if len(listing.entries) != 1:
+            return listing.names, None
+        entry = listing.entries[0]
+        request, deadline = GetRequest(entry.name), time.monotonic() + self._config.timeout
+        return listing.names, self._attempt(request, entry, deadline, view)
 
     def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
         return [listing.names for listing in self._metadata().listing(prefixes)]
@@ -251,8 +258,9 @@ class RdmaBackend(BlockingBackend):
     def _fetch_one(self, request: GetRequest, client: MetadataClient, deadline: float, view: bool) -> Blob | None:
         """Returns one object if it is where the service says; None if something has to be seen to."""
         entry = client.lookup([request.name])[0]
-        if isinstance(entry, RoutingError):
-            return None
+        return None if isinstance(entry, RoutingError) else self._attempt(request, entry, deadline, view)
+
+    def _attempt(self, request: GetRequest, entry: Entry, deadline: float, view: bool) -> Blob | None:
         try:
             blob = self._from(entry.owner, [(request, entry)], deadline, view)[0]
         except StoreUnavailableError:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from . import messages as m
 
 if TYPE_CHECKING:
     from .sessions import Session
+    from .unix_server import Caller
+
+Identity: TypeAlias = "bytes | Caller"
+"""A connection: as ZeroMQ calls it, or one of the unix socket."""
 
 
 class RefusalError(Exception):
@@ -30,7 +34,7 @@ class Asked:
 
     __slots__ = ("deadline", "id", "identity", "session")
 
-    def __init__(self, identity: bytes, session: Session, number: int, deadline: float) -> None:
+    def __init__(self, identity: Identity, session: Session, number: int, deadline: float) -> None:
         self.identity = identity
         self.session = session
         self.id = number

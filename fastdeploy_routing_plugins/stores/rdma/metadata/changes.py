@@ -111,6 +111,7 @@ class Stream:
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
         self._followers: dict[bytes, int] = {}
         self._first = int.from_bytes(os.urandom(5), "little")
+        self.stale = True  # see ``Counter``
 
     def __len__(self) -> int:
         """How many topics are followed."""
@@ -122,6 +123,7 @@ class Stream:
 
     def read(self) -> None:
         """Takes subscriptions in."""
+        self.stale = False
         for _ in range(_AT_ONCE):
             try:
                 raw = self._socket.recv(zmq.NOBLOCK)
@@ -189,6 +191,7 @@ class Stream:
             self._numbers.move_to_end(topic)
 
     def _send(self, topic: bytes, body: Told) -> None:
+        self.stale = True
         self._socket.send(encode_told(topic, self._epoch, body), zmq.NOBLOCK)  # drops what a slow follower cannot take
 
     def close(self) -> None:

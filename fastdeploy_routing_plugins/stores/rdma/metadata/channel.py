@@ -11,22 +11,21 @@ import zmq
 
 from ....errors import StoreClosedError, StoreUnavailableError, UnsupportedError
 from . import messages as m
-from .curve import arm_client
-from .framing import MAX_MESSAGE, Flag, Head, VersionError, decode_answer, encode_question
+from .framing import Flag, Head, VersionError, decode_answer, encode_question
+from .lines import UnixLine, ZmqLine
 from .security import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .lines import Line
     from .whereabouts import Spot, Whereabouts
 
 _AGAIN: Final = 0.5  # s
 _SLOWEST: Final = 4.0  # s between the same question's repetitions
 _ANEW: Final = 2  # times without an answer after which the connection is made anew: it may lead nowhere
 _AFTER: Final = 0.25  # s that an answer may come after the time that the service was given for it
-_GRAIN: Final = 50  # ms of timeouts: setting one costs more than asking
 _LOOK: Final = 0.05  # s between looks where a service went
-_RECONNECT, _RECONNECT_MAX = 50, 200  # ms between tries to connect
 
 
 class EarlierError(Exception):
@@ -65,7 +64,7 @@ class Channel:
         self._token = os.urandom(16)
         self._number = 0
         self._greeted = False
-        self._limit = 0  # the socket's timeout in ms
+        self._useless = ""  # name of a unix socket that does not work
         self._silences = 0  # times in a row that no answer came
         self._busy = threading.Lock()
         self._closing = False
@@ -73,47 +72,36 @@ class Channel:
         self._connect(spot)
 
     def _connect(self, spot: Spot) -> None:
-        """Makes the socket, and begins to connect it."""
+        """Makes the connection, by ZeroMQ; the welcome may lead to a better one."""
         self._spot = spot
         self._greeted = False
-        self._limit = 0
         self._silences = 0
-        sock: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        try:
-            sock.linger = 0
-            sock.setsockopt(zmq.RECONNECT_IVL, _RECONNECT)
-            sock.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX)
-            sock.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
-            sock.setsockopt(zmq.RCVHWM, 0)  # and no heartbeats: see listening.py
-            sock.setsockopt(zmq.MAXMSGSIZE, 4 * MAX_MESSAGE)
-            if "[" in spot.coord:
-                sock.setsockopt(zmq.IPV6, 1)
-            arm_client(sock, spot.keys)
-            sock.connect(spot.coord)
-        except BaseException:
-            sock.close(0)
-            raise
-        self._socket = sock
+        self._line: Line = ZmqLine(self._context, spot)
 
     def __del__(self) -> None:
-        sock = getattr(self, "_socket", None)
-        if sock is not None and self._pid == os.getpid():
-            sock.close(0)
+        line = getattr(self, "_line", None)
+        if line is not None and self._pid == os.getpid():
+            line.close()
 
     def close(self) -> None:
-        """Closes the socket; if another thread uses it, that thread will."""
+        """Closes the connection; if another thread uses it, that thread will, at once."""
         self._closing = True
+        self._line.wake()
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
         if self._busy.acquire(blocking=False):
-            self._socket.close(0)
+            self._line.close()
             self._busy.release()
+
+    def leave_behind(self) -> None:
+        """In a forked child: lets go of what is its parent's, without touching it."""
+        self._line.leave_behind()
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return bool(self._socket.closed)
+        return self._line.closed
 
     def greet(self, deadline: float) -> None:
         """Says hello unless that was done. Raises as ``ask``."""
@@ -159,14 +147,34 @@ class Channel:
         return head, answer
 
     def _hello(self, deadline: float) -> None:
+        welcome = self._introduce(deadline)
+        if welcome.unix and welcome.unix != self._useless and isinstance(self._line, ZmqLine):
+            self._upgrade(welcome.unix, deadline)
+        self._greeted = True
+
+    def _upgrade(self, name: str, deadline: float) -> None:
+        """Goes on by the service's unix socket, if it is on this host."""
+        self._useless = name
+        try:
+            line = UnixLine(name)
+        except OSError:
+            return
+        before, self._line = self._line, line
+        before.close()
+        if self._closing:
+            line.wake()
+        self._introduce(deadline)
+        self._useless = ""
+
+    def _introduce(self, deadline: float) -> m.Welcome:
+        """Says hello, and who this is."""
         proof = b""
         for _ in range(5):
             hello = m.Hello(self._namespace, self._token, proof, _who())
             head, answer = self._exchange(hello, self.new_number(), deadline, False, None)
             if type(answer) is m.Welcome:
-                self._greeted = True
                 self._welcomed(head.rest, answer)
-                return
+                return answer
             if type(answer) is m.Prove:
                 if not self._spot.secret:
                     break
@@ -178,9 +186,7 @@ class Channel:
         if self._where.wanders and time.monotonic() < deadline:
             # The one that was here is gone, and somebody else's has its port: where is it now?
             time.sleep(_LOOK)
-            self._socket.close(0)
-            self._connect(self._where.silent())
-            raise EarlierError
+            raise self._anew(self._where.silent())
         raise UnsupportedError(
             f"the metadata service at {self._spot.coord} wants another secret",
             hint="set option secret as the service's",
@@ -198,43 +204,37 @@ class Channel:
             if now >= deadline:
                 raise self._silent()
             patience = max(0.0, (until if until is not None else deadline) - now)
-            try:
-                self._socket.send(encode_question(body, number, int(patience * 1000), flags), zmq.NOBLOCK)
-            except zmq.Again:
-                raise self._silent() from None
+            frame = encode_question(body, number, int(patience * 1000), flags)
             again = now + pause if until is None else max(until, now) + _AFTER
-            found = self._receive(number, min(again, deadline))
+            try:
+                if not self._line.send(frame, deadline):
+                    raise self._silent()
+                found = self._receive(number, min(again, deadline))
+            except OSError:
+                if self._closing:
+                    raise StoreClosedError("the store was closed") from None
+                raise self._anew(self._where.silent()) from None
             if found is not None:
                 return found
             pause = min(2 * pause, _SLOWEST)
             self._silences += 1
             spot = self._where.silent()
             if spot != self._spot or self._silences >= _ANEW:
-                self._socket.close(0)
-                self._connect(spot)
-                raise EarlierError
+                raise self._anew(spot)
+
+    def _anew(self, spot: Spot) -> EarlierError:
+        """Connects anew; returns what to raise."""
+        self._line.close()
+        self._connect(spot)
+        return EarlierError()
 
     def _receive(self, number: int, end: float) -> tuple[Head, Any] | None:
-        """Returns the answer to a question; None if it does not come in time."""
+        """Returns the answer to a question; None if it does not come in time. Raises OSError if the line broke."""
         while True:
-            left = int((end - time.monotonic()) * 1000) + 1
-            if left <= 0:
-                return None
-            left = left if left < _GRAIN else -(-left // _GRAIN) * _GRAIN
-            if left != self._limit:
-                self._limit = left
-                self._socket.setsockopt(zmq.RCVTIMEO, left)
-            try:
-                raw = self._socket.recv()
-            except zmq.Again:
+            raw = self._line.receive(end)
+            if raw is None:
                 return None
             self._silences = 0
-            extra = 0
-            while self._socket.getsockopt(zmq.RCVMORE):
-                self._socket.recv()
-                extra += 1
-            if extra:
-                continue
             try:
                 head, answer = decode_answer(raw)
             except VersionError as err:
@@ -252,7 +252,11 @@ class Channel:
     def listen(self, end: float) -> None:
         """Takes in what comes unasked first, if anything does until then."""
         with _Using(self):
-            self._receive(-1, end)
+            try:
+                self._receive(-1, end)
+            except OSError:
+                if not self._closing:
+                    self._anew(self._where.silent())
 
     def _silent(self) -> StoreUnavailableError:
         return StoreUnavailableError(
@@ -275,7 +279,7 @@ class _Using:
         channel = self._channel
         try:
             if isinstance(err, zmq.ZMQError) and err.errno in (zmq.ETERM, zmq.ENOTSOCK, zmq.ENOTSUP):
-                channel._socket.close(0)
+                channel._line.close()
                 raise StoreClosedError("the store was closed") from None
         finally:
             channel._busy.release()

@@ -186,6 +186,13 @@ class MetadataClient:
             found.update(take_listings(part, lambda body: self._insist(body, deadline, m.Listings), connection))
         return [found[prefix] for prefix in prefixes]  # type: ignore[misc]
 
+    def listed(self, prefix: str) -> Listing:
+        """Returns what lies under one prefix. Costs no question if that is remembered, or certainly is nothing."""
+        listing = self.connection().cache.get(prefix)
+        if listing is not None:
+            return listing
+        return Listing([], []) if self.vacant(prefix) else self.listing([prefix])[0]
+
     def vacant(self, prefix: str) -> bool:
         """Whether certainly nothing is under a rollout's prefix; False: ask. Costs no question."""
         page = self.connection().page

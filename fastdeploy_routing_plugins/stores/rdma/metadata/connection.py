@@ -114,6 +114,8 @@ class Connection:
 
     def leave_behind(self) -> None:
         """In a forked child: forgets what is its parent's, without touching it."""
+        for channel in list(self._channels):
+            channel.leave_behind()
         _left_behind.append(self)
 
 

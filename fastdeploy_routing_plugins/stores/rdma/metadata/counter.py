@@ -15,15 +15,20 @@ from . import messages as m
 from .asked import Asked, RefusalError
 from .framing import VERSION, Flag, VersionError, decode_question, encode_answer, split_question
 from .sessions import Sessions
+from .unix_server import Caller
 
 if TYPE_CHECKING:
+    from .asked import Identity
     from .changes import Stream
     from .desk import Desk
     from .limits import Limits
     from .page import Page
     from .security import Security
+    from .unix_server import UnixServer
 
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_PATIENT: Final = int(Flag.PATIENT)
+_IN_DOUBT: Final = int(Flag.SETTLING)
 _AT_ONCE: Final = 200  # messages read before everything else has its turn
 _PATIENCE: Final = 3600.0  # s that a question may wait
 _CHANGING: Final = (m.Publish, m.Delete, m.DeletePrefix)
@@ -35,6 +40,9 @@ _HERE: Final = 1.0  # s between words to followers
 class Counter:
     """Carries questions to the desk and answers back.
 
+    Attributes:
+        stale: Whether ZeroMQ may have taken note of questions, while it sent, without its descriptor saying so still.
+
     Args:
         coord: The socket of questions.
         desk: Answers them.
@@ -43,6 +51,7 @@ class Counter:
         limits: What is allowed.
         security: The secret.
         epoch: The service's.
+        unix: The unix socket, if there is one.
     """
 
     def __init__(
@@ -54,9 +63,12 @@ class Counter:
         limits: Limits,
         security: Security,
         epoch: int,
+        unix: UnixServer | None,
     ) -> None:
         self.sync_port = 0
+        self.stale = True
         self._coord = coord
+        self._unix = unix
         self._desk = desk
         self._stream = stream
         self._page = page
@@ -80,7 +92,8 @@ class Counter:
     # --- frames -------------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Answers what came; returns whether there may be more."""
+        """Answers what came by ZeroMQ; returns whether there may be more."""
+        self.stale = False
         if self._flooded:
             return self._shed()
         recv, coord = self._coord.recv, self._coord
@@ -99,6 +112,10 @@ class Counter:
                 self._refused["frames"] += 1
         return True
 
+    def attend(self, fd: int, event: int) -> bool:
+        """Answers what came by the unix socket; returns False if the descriptor is none of its."""
+        return self._unix is not None and self._unix.attend(fd, event, self._take, self._sessions.forget)
+
     def _shed(self) -> bool:
         """Throws away what came, as nobody can answer so much; who waits for an answer asks again."""
         self._flooded = False
@@ -113,7 +130,7 @@ class Counter:
         self._calm = _memory()
         return True
 
-    def _take(self, identity: bytes, raw: bytes) -> None:
+    def _take(self, identity: Identity, raw: bytes) -> None:
         now = time.monotonic()
         try:
             flags, number, patience = split_question(raw)
@@ -140,7 +157,7 @@ class Counter:
             self._put(identity, session.memory.answer)
             return
         asked = Asked(identity, session, number, now + min(patience / 1000, _PATIENCE))
-        if self._settling and (flags & Flag.PATIENT or self._page.inherited) and self._early(body):
+        if self._settling and (flags & _PATIENT or self._page.inherited) and self._early(body):
             self._park(asked, body, len(raw))
             return
         self._work(asked, body, now)
@@ -155,7 +172,7 @@ class Counter:
             self._early_bytes += nbytes
         self._parked[key] = asked, body
 
-    def _greet(self, identity: bytes, number: int, body: Any) -> None:
+    def _greet(self, identity: Identity, number: int, body: Any) -> None:
         if type(body) is not m.Hello:
             self._send(identity, m.Refused(int(m.Refusal.GREET), "say hello first"), number)
             return
@@ -174,7 +191,8 @@ class Counter:
         self._sessions.greet(identity, body.namespace, body.token)
         topic = self._stream.start_of(body.namespace)
         page = self._page
-        welcome = m.Welcome(page.path, page.key, topic, self.sync_port, self._limits.lease)
+        unix = "" if self._unix is None else self._unix.name
+        welcome = m.Welcome(page.path, page.key, topic, self.sync_port, self._limits.lease, unix)
         self._send(identity, welcome, number)
 
     # --- work ---------------------------------------------------------------------------------------------------
@@ -214,12 +232,16 @@ class Counter:
         self._stream.tell()
 
     def _flags(self) -> int:
-        return int(Flag.SETTLING) if self._settling else 0
+        return _IN_DOUBT if self._settling else 0
 
-    def _send(self, identity: bytes, body: Any, number: int) -> None:
+    def _send(self, identity: Identity, body: Any, number: int) -> None:
         self._put(identity, encode_answer(body, number, self._epoch, self._flags()))
 
-    def _put(self, identity: bytes, raw: bytes) -> None:
+    def _put(self, identity: Identity, raw: bytes) -> None:
+        if isinstance(identity, Caller):
+            self._put_unix(identity, raw)
+            return
+        self.stale = True
         try:
             self._coord.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
             self._coord.send(raw, zmq.NOBLOCK)
@@ -229,6 +251,15 @@ class Counter:
             if err.errno != zmq.EHOSTUNREACH:
                 raise
             self._refused["left"] += 1
+
+    def _put_unix(self, caller: Caller, raw: bytes) -> None:
+        if not caller.alive:
+            self._refused["left"] += 1
+        elif not caller.send(raw):
+            self._refused["unread"] += 1
+            assert self._unix is not None
+            self._unix.drop(caller)
+            self._sessions.forget(caller)
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -306,6 +337,7 @@ class Counter:
             "uptime": round(time.monotonic() - self._started, 3),
             "settling": self._settling,
             "connections": len(self._sessions),
+            "unix": 0 if self._unix is None else len(self._unix),
             "followed": len(self._stream),
             "asked": dict(self._asked),
             "asked_per_second": round(self._rate[2], 1),

@@ -19,6 +19,7 @@ class Limits:
         names: How many names there may be.
         owners: How many owners.
         connections: How many connections are remembered; who was forgotten has to greet again.
+        unix: How many of them may be by the unix socket for clients of the same host and user; 0: there is none.
         waiting: How many questions may wait for a change.
         early: Bytes of questions that may wait while the service settles.
         unread: Bytes that the process may grow by while questions come faster than they are answered; then those that
@@ -32,6 +33,7 @@ class Limits:
     names: int = 10_000_000
     owners: int = 10_000
     connections: int = 16_384
+    unix: int = 1024
     waiting: int = 100_000
     early: int = 64 << 20
     unread: int = 1 << 30

@@ -166,6 +166,7 @@ class Welcome(_Body, frozen=True, tag=66):
         topic: What the topics of the client's namespace begin with, see ``changes.py``.
         sync: Port of the stream of changes.
         lease: Seconds without a sign after which an owner is lost.
+        unix: Abstract name of the unix socket, for clients of this host and user; empty: none.
     """
 
     page: str
@@ -173,6 +174,7 @@ class Welcome(_Body, frozen=True, tag=66):
     topic: bytes
     sync: int
     lease: float
+    unix: str = ""
 
 
 class OwnerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -10,6 +10,7 @@ from .messages import Dropped, OwnerRow, State
 
 if TYPE_CHECKING:
     from ..place import OwnerInfo
+    from .asked import Identity
 
 _TOLD_AT_ONCE = 1000  # names in one message to an owner
 _TOLD_AGAIN = 1.0  # s after which an owner that acknowledged nothing is told again
@@ -32,7 +33,7 @@ class Owner:
         heir: Id of the owner that takes its names over; empty if none does.
     """
 
-    def __init__(self, namespace: str, raw: bytes, info: OwnerInfo, identity: bytes, now: float) -> None:
+    def __init__(self, namespace: str, raw: bytes, info: OwnerInfo, identity: Identity, now: float) -> None:
         self.id = info.owner
         self.namespace = namespace
         self.raw = raw

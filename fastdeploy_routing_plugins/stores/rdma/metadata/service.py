@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from .limits import Limits
 from .listening import listen
 from .page import make_page
 from .security import Security
+from .unix_server import UnixServer
 
 if TYPE_CHECKING:
     from ..address import Address
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _TICK: Final = 0.2  # s between looks at what time brings
 _AWAY: Final = 1.0  # s without a look after which the silence of others proves nothing
 _FORGET: Final = 500  # names forgotten at once
+_AT_ONCE: Final = 200  # descriptors looked at before time has its turn
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 
@@ -70,14 +73,16 @@ class Service:
         # The address is ours: whoever had it before is gone, and its page must say so before anybody is answered.
         self._page = make_page(page or f"{self.address.host}:{self.address.coord}")
         self._desk = Desk(limits, self._page)
-        self._sync = sync
         self._stream = Stream(sync, self._desk, self.epoch)
-        self._counter = Counter(coord, self._desk, self._stream, self._page, limits, security, self.epoch)
+        self._poll = select.epoll()
+        # With keys, who has none is not even heard; a unix socket would hear every process of this user.
+        unix = UnixServer(limits.unix, self._poll) if limits.unix and not security.keys else None
+        self._unix = unix
+        self._counter = Counter(coord, self._desk, self._stream, self._page, limits, security, self.epoch, unix)
         self._counter.sync_port = self.address.sync
-        self._poller = zmq.Poller()
         for each in (coord, sync, *([self._guard.socket] if self._guard else [])):
-            self._poller.register(each, zmq.POLLIN)
-        self._poller.register(self._wakes.fileno(), zmq.POLLIN)
+            self._poll.register(int(each.getsockopt(zmq.FD)), select.EPOLLIN)
+        self._poll.register(self._wakes.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
         """Serves until ``stop``; frees everything when it ends, however it does."""
@@ -87,17 +92,19 @@ class Service:
             self.close()
 
     def _serve(self) -> None:
-        counter, desk, poller = self._counter, self._desk, self._poller
+        counter, desk, stream = self._counter, self._desk, self._stream
         looked = time.monotonic()
         busy = False
         while not self._stopping:
-            idle = min(_TICK, desk.waiters.next_deadline - time.monotonic())
-            ready = dict(poller.poll(0 if busy or idle < 0 else int(idle * 1000) + 1))
-            if self._guard is not None:
-                self._guard.answer(_log.warning)
-            if self._sync in ready:
-                self._stream.read()
-            busy = counter.read()
+            by_zmq = busy or counter.stale or stream.stale
+            idle = 0.0 if by_zmq else max(0.0, min(_TICK, desk.waiters.next_deadline - time.monotonic()))
+            for fd, event in self._poll.poll(idle, _AT_ONCE):
+                by_zmq = not counter.attend(fd, event) or by_zmq
+            if by_zmq:
+                if self._guard is not None:
+                    self._guard.answer(_log.warning)
+                stream.read()
+                busy = counter.read()
             now = time.monotonic()
             counter.expire(now)
             if now - looked >= _TICK:
@@ -117,11 +124,17 @@ class Service:
         self._page.close()
         self._stream.close()
         self._counter.close()
+        if self._unix is not None:
+            self._unix.close()
+        self._poll.close()
         self._free()
 
     def in_child(self) -> None:
-        """In a forked child, which does not serve: gives the page back, and leaves everything else alone."""
+        """In a forked child, which does not serve: gives back what would outlive the parent, and nothing else."""
         self._page.forget()
+        if self._unix is not None:
+            self._unix.close_copies()
+        self._poll.close()
 
     def _free(self) -> None:
         if self._guard is not None:

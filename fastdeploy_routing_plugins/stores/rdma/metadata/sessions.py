@@ -5,8 +5,12 @@ from __future__ import annotations
 import hmac
 import os
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from .security import prove
+
+if TYPE_CHECKING:
+    from .asked import Identity
 
 _NONCES = 1024  # of connections that have not proved anything yet
 _KEPT = 8 << 10  # bytes of an answer that is kept
@@ -64,21 +68,26 @@ class Sessions:
         self._bound = bound
         self._limit = limit
         self._secret = secret
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[Identity, Session] = OrderedDict()
         self._memories: OrderedDict[bytes, Memory] = OrderedDict()
-        self._nonces: OrderedDict[bytes, bytes] = OrderedDict()
+        self._nonces: OrderedDict[Identity, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, identity: bytes) -> Session | None:
+    def get(self, identity: Identity) -> Session | None:
         """Returns a connection's session; None if it did not say hello, or was forgotten."""
         session = self._sessions.get(identity)
         if session is not None:
             self._sessions.move_to_end(identity)
         return session
 
-    def examine(self, identity: bytes, namespace: str, proof: bytes) -> bool | bytes:
+    def forget(self, identity: Identity) -> None:
+        """Forgets a connection that ended."""
+        self._sessions.pop(identity, None)
+        self._nonces.pop(identity, None)
+
+    def examine(self, identity: Identity, namespace: str, proof: bytes) -> bool | bytes:
         """Checks whether a connection knows the secret. Each nonce is good for one try.
 
         Returns:
@@ -94,7 +103,7 @@ class Sessions:
             self._nonces.popitem(last=False)
         return nonce
 
-    def greet(self, identity: bytes, namespace: str, token: bytes) -> None:
+    def greet(self, identity: Identity, namespace: str, token: bytes) -> None:
         """Takes a connection in."""
         memory = self._memories.get(token)
         if memory is None:

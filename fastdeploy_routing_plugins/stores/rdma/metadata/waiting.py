@@ -11,6 +11,8 @@ from .naming import rollout_of, rollout_of_prefix
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .asked import Identity
+
 
 @dataclass(slots=True, eq=False)
 class Waiter:
@@ -25,7 +27,7 @@ class Waiter:
     """
 
     key: tuple[bytes, int]
-    identity: bytes
+    identity: Identity
     id: int
     prefix: str
     deadline: float

@@ -40,7 +40,9 @@ QUESTIONS: dict[str, Any] = {
 ANSWERS: dict[str, Any] = {
     "refused": m.Refused(int(m.Refusal.UNREGISTERED), "owner is not registered"),
     "prove": m.Prove(bytes(range(16))),
-    "welcome": m.Welcome("/dev/shm/fd-routing-0-0123456789abcdef.versions", 2**64 - 1, bytes(16), 5765, 10.0),
+    "welcome": m.Welcome(
+        "/dev/shm/fd-routing-0-0123456789abcdef.versions", 2**64 - 1, bytes(16), 5765, 10.0, "fd-routing-0123"
+    ),
     "listings": m.Listings([ROW], [LISTING, m.ListingRow([], [], [], gone=int(m.Reason.LOST))], 9),
     "entries": m.Entries([ROW], [0, -1 - m.Reason.DELETED], [PLACE, b""]),
     "published": m.Published([ROW], [-1, 0], [b"", PLACE], prefix(), LISTING, 9),
