@@ -4,8 +4,9 @@ A producer in another process puts, this process gets; the metadata service is a
 runs it. Every candidate moves the same canonical bytes, uint8 ``[45 layers, tokens, top-8]``. Candidates take turns
 within each round, in an order that is drawn anew, each with a few rollouts in a row, and medians count. Every byte is
 compared with the original outside the clock; no rollout is put twice. Releasing what was read is on the clock. Bounds
-are measured in the same run: a copy between warm buffers as large as what the candidates work on, XXH3 over the bytes,
-and one plain TCP stream between the two processes (request of 16 bytes, ``sendall``, ``recv_into`` the same memory).
+are measured in the same run: a copy between warm buffers as large as what the candidates work on, the XXH3 digests
+that the format has (of each layer, by 4,096 tokens; one pass over all bytes is shown beside them), and one plain TCP
+stream between the two processes (request of 16 bytes, ``sendall``, ``recv_into`` the same memory).
 
 * ``put``, until every reader can get it: at most copy + XXH3 + 400 us.
 * ``get``, on the same host, of rollouts that were waited for: a view without digests at most 80 us at any size, with

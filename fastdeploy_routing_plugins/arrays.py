@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,9 +119,9 @@ def check_range(array: npt.NDArray[Any], schema: RoutingSchema) -> None:
     """Raises InvalidRecordError, with place and cause, if any id is not ``0 <= id < num_experts``."""
     if array.size == 0:
         return
-    limits = np.iinfo(array.dtype)
-    low = int(array.min()) if limits.min < 0 else 0
-    high = int(array.max()) if limits.max >= schema.num_experts else 0
+    lowest, highest = _limits(array.dtype)
+    low = int(array.min()) if lowest < 0 else 0
+    high = int(array.max()) if highest >= schema.num_experts else 0
     if low >= 0 and high < schema.num_experts:
         return
     bad = (array < 0) | (array > schema.num_experts - 1)
@@ -130,6 +131,12 @@ def check_range(array: npt.NDArray[Any], schema: RoutingSchema) -> None:
         f"id {value} at layer position {layer}, token {token}, slot {slot} is not in 0..{schema.num_experts - 1}",
         hint=_why_out_of_range(array, value, schema),
     )
+
+
+@lru_cache(maxsize=32)
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 def _why_out_of_range(array: npt.NDArray[Any], value: int, schema: RoutingSchema) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -74,6 +75,13 @@ _MAX_SECRET = 4096  # bytes
     "--max-producers", type=click.IntRange(1), default=_LIMITS.owners, show_default=True, help="How many producers."
 )
 @click.option(
+    "--max-unix",
+    type=click.IntRange(0),
+    default=_LIMITS.unix,
+    show_default=True,
+    help="How many connections by unix socket, for clients of this host and user; others use the ports. 0: none.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0.1),
     default=5.0,
@@ -96,6 +104,7 @@ def command(
     tombstones: int,
     max_names: int,
     max_producers: int,
+    max_unix: int,
     timeout: float,
 ) -> int:
     """Run the metadata service of the store rdma until SIGTERM or SIGINT.
@@ -114,13 +123,22 @@ def command(
             "make keys with `fd-routing keygen DIR` and pass --keys DIR/server.json, or accept that with --insecure",
         )
     limits = Limits(
-        suspect=suspect, lease=lease, settle=settle, tombstones=tombstones, names=max_names, owners=max_producers
+        suspect=suspect,
+        lease=lease,
+        settle=settle,
+        tombstones=tombstones,
+        names=max_names,
+        owners=max_producers,
+        unix=max_unix,
     )
     if not out.debug:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     from fastdeploy_routing_plugins.stores.rdma.metadata.service import Service  # noqa: PLC0415 - not to ask one
 
     service = Service(where, security, limits)
+    # A full collection looks at every name; there are no cycles among them to be found.
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
     with _stopped_by_signals(service):
         document = {"listening": str(service.address), "epoch": service.epoch, "curve": bool(keys)}
         if not out.document(document):
@@ -186,7 +204,8 @@ def _print(out: Output, figures: dict[str, Any]) -> None:
         f"({show_bytes(figures['gone_bytes'])})"
     )
     out.line(
-        f"{figures['connections']} connections, {figures['waiting']} wait, {figures['followed']} topics followed, "
+        f"{figures['connections']} connections, {figures['unix']} by unix socket, {figures['waiting']} wait, "
+        f"{figures['followed']} topics followed, "
         f"{figures['asked_per_second']:g} questions/s"
     )
     if figures["refused"]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ..envelope import AbortHeader
 from ..errors import AbortedError, AbsentError, ConflictError, InvalidKeyError, InvalidRecordError
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from .objects import Objects
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """What a reader asks for; see ``RoutingStore.get``."""
 
     key: RoutingKey
@@ -158,7 +158,9 @@ async def wait_until_readable(
                 if expected is not None:
                     header.schema().require(expected)
             if query.layer_ids is not None and status.parts:
-                query = replace(query, layer_ids=None, layers=_positions(header.schema(), query.layer_ids))
+                query = msgspec.structs.replace(
+                    query, layer_ids=None, layers=_positions(header.schema(), query.layer_ids)
+                )
             _require(status, query)
         except AbortedError as err:
             raise err.with_facts(waited=clock.waited) from None

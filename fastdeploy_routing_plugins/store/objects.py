@@ -118,10 +118,9 @@ class Objects:
 
     async def offload(self, nbytes: int, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Runs work on ``nbytes`` of data; large work in a thread, where it would hold an event loop up."""
-        call = partial(function, *args, **options)
         if self._limit is None or nbytes < _OFFLOAD:
-            return call()
-        return await asyncio.get_running_loop().run_in_executor(None, call)
+            return function(*args, **options)
+        return await asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **options))
 
     async def flush(self) -> None:
         """See ``Backend._flush``."""

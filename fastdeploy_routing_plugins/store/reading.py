@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ..backend import Blob, GetRequest
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ..arrays import IntArray
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """One part's share of what is asked for.
 
     Attributes:

@@ -184,7 +184,7 @@ class RdmaBackend(BlockingBackend):
 
     def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
         listing = self._metadata().listed(prefix)
-        if len(listing.entries) != 1:
+        if len(listing.entries) != 1 or not listing.steady:
             return listing.names, None
         entry = listing.entries[0]
         request, deadline = GetRequest(entry.name), time.monotonic() + self._config.timeout

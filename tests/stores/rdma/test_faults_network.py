@@ -57,7 +57,7 @@ def netting(place: Ground, address: Address) -> Iterator[Net]:
 @pytest.fixture(scope="module")
 def place() -> Iterator[Ground]:
     """A service, and a producer beside it that holds ``KEYS``."""
-    with served() as service, ground(str(service.address)) as made, made.child("hold") as plain:
+    with served("--max-unix", "0") as service, ground(str(service.address)) as made, made.child("hold") as plain:
         plain.answer()
         plain.ask("put", *KEYS)
         yield made
@@ -128,13 +128,17 @@ def test_a_partition_from_the_service_heals(net: Net) -> None:
 @pytest.fixture
 def movable() -> Iterator[tuple[Served, Net]]:
     """A service of its own, behind proxies."""
-    with served() as service, ground(str(service.address)) as place, netting(place, service.address) as net:
+    with (
+        served("--max-unix", "0") as service,
+        ground(str(service.address)) as place,
+        netting(place, service.address) as net,
+    ):
         yield service, net
 
 
 def test_a_service_that_moved_is_found_by_everybody(movable: tuple[Served, Net]) -> None:
     service, net = movable
-    with net.far.child("hold") as producer, net.far.store("tcp", timeout=TIMEOUT) as reader, serving() as other:
+    with net.far.child("hold") as producer, net.far.store("tcp", timeout=TIMEOUT) as reader, serving(unix=0) as other:
         producer.answer()
         producer.ask("put", "theirs")
         assert is_right(get(reader, "theirs"), "theirs")

@@ -26,6 +26,7 @@ import re
 import stat
 import sys
 import time
+from functools import lru_cache
 from typing import Final
 
 import xxhash
@@ -50,6 +51,7 @@ def page_path(place: str) -> str:
     return os.path.join(_FOLDER, f"fd-routing-{os.geteuid()}-{xxhash.xxh3_64_hexdigest(place.encode())}.versions")
 
 
+@lru_cache(maxsize=1024)  # one change asks several times
 def bucket_of(rollout_prefix: str) -> int:
     """Returns the bucket of a rollout, by its names' common prefix."""
     return xxhash.xxh3_64_intdigest(rollout_prefix.encode()) % BUCKETS

@@ -141,7 +141,7 @@ def _listing(
     prefix: str, row: m.ListingRow, owners: Sequence[m.OwnerRow], ground: int, connection: Connection
 ) -> Listing:
     gone = m.Reason(row.gone).name.lower() if 0 < row.gone <= max(m.Reason) else ""
-    listing = Listing(row.names, _entries(row, owners), gone)
+    listing = Listing(row.names, _entries(row, owners), gone, row.bucket >= 0)
     page = connection.page
     if page is not None and row.bucket >= 0 and not row.more:
         connection.cache.keep(prefix, listing, page, row.bucket, row.version, ground)

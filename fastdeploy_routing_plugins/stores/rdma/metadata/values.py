@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """What the service keeps of one object.
 
     Attributes:
@@ -20,8 +19,7 @@ class Entry:
     place: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """What lies under a prefix. Callers share it: it must not be changed.
 
     Attributes:
@@ -29,8 +27,10 @@ class Listing:
         entries: Their entries, in the same order.
         gone: Why objects that were here are not any more, or empty: ``"lost"`` if a dead producer held one, else the
             reason of the latest removal that is remembered, one of ``Reason``. Only told if there are no names.
+        steady: Whether it is that of one rollout, and all who hold its objects gave signs of life.
     """
 
     names: list[str]
     entries: list[Entry]
     gone: str = ""
+    steady: bool = False

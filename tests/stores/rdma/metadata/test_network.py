@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with serving() as service:
+    with serving(unix=0) as service:  # which would not lead through a proxy
         yield service
 
 

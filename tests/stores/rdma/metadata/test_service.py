@@ -59,7 +59,7 @@ def producer(client: MetadataClient) -> Iterator[Producer]:
 
 def test_what_is_published_is_listed_with_owner_and_place(producer: Producer, other: MetadataClient) -> None:
     assert producer.put(name(), b"here") is None
-    assert other.listing([prefix()]) == [Listing([name()], [Entry(name(), producer.owner, b"here")])]
+    assert other.listing([prefix()]) == [Listing([name()], [Entry(name(), producer.owner, b"here")], steady=True)]
 
 
 def test_what_is_published_is_found(producer: Producer, other: MetadataClient) -> None:
