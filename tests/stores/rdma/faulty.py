@@ -122,10 +122,10 @@ def ground(server: str = "") -> Iterator[Ground]:
 
 
 class Child:
-    """A process of ``faulty_children``; killed at the end of the block, if it still runs."""
+    """A process of ``faulty_children``, or of a like module; killed at the end of the block, if it still runs."""
 
-    def __init__(self, role: str, *arguments: Any) -> None:
-        command = [sys.executable, "-m", f"{__package__}.faulty_children", role, *map(json.dumps, arguments)]
+    def __init__(self, role: str, *arguments: Any, module: str = f"{__package__}.faulty_children") -> None:
+        command = [sys.executable, "-m", module, role, *map(json.dumps, arguments)]
         self.process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

@@ -13,9 +13,10 @@ from ....errors import CorruptDataError, InvalidKeyError
 from ....keys import decode_component
 from . import messages as m
 from .asked import Asked, RefusalError
+from .flood import Flood, memory
 from .framing import VERSION, Flag, VersionError, decode_question, encode_answer, split_question
+from .post import Post
 from .sessions import Sessions
-from .unix_server import Caller
 
 if TYPE_CHECKING:
     from .asked import Identity
@@ -40,9 +41,6 @@ _HERE: Final = 1.0  # s between words to followers
 class Counter:
     """Carries questions to the desk and answers back.
 
-    Attributes:
-        stale: Whether ZeroMQ may have taken note of questions, while it sent, without its descriptor saying so still.
-
     Args:
         coord: The socket of questions.
         desk: Answers them.
@@ -66,7 +64,6 @@ class Counter:
         unix: UnixServer | None,
     ) -> None:
         self.sync_port = 0
-        self.stale = True
         self._coord = coord
         self._unix = unix
         self._desk = desk
@@ -85,21 +82,25 @@ class Counter:
         self._rate = (self._started, 0, 0.0)
         self._turned_away = 0
         self._said = self._started
-        self._flooded = False
-        self._behind = False  # whether there always was more to read since the last look
-        self._calm = _memory()  # of the process, when everything had been read
+        self._flood = Flood(limits.unread)
+        self._post = Post(coord, unix, self._refused, self._sessions.forget)
+
+    @property
+    def stale(self) -> bool:
+        """See ``Post``."""
+        return self._post.stale
 
     # --- frames -------------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
         """Answers what came by ZeroMQ; returns whether there may be more."""
-        self.stale = False
-        if self._flooded:
+        self._post.stale = False
+        if self._flood.rises:
             return self._shed()
         recv, coord = self._coord.recv, self._coord
         for _ in range(_AT_ONCE):
             if not int(coord.getsockopt(_EVENTS)) & _POLLIN:  # an exception costs as much as an answer
-                self._behind = False
+                self._flood.drained()
                 return False
             identity = recv(zmq.NOBLOCK)
             raw, frames = b"", 0
@@ -118,7 +119,6 @@ class Counter:
 
     def _shed(self) -> bool:
         """Throws away what came, as nobody can answer so much; who waits for an answer asks again."""
-        self._flooded = False
         for _ in range(_SHED):
             try:
                 self._coord.recv(zmq.NOBLOCK)
@@ -127,7 +127,7 @@ class Counter:
             while self._coord.getsockopt(zmq.RCVMORE):
                 self._coord.recv(zmq.NOBLOCK)
             self._refused["flood"] += 1
-        self._calm = _memory()
+        self._flood.over()
         return True
 
     def _take(self, identity: Identity, raw: bytes) -> None:
@@ -154,7 +154,7 @@ class Counter:
             self._greet(identity, number, body)
             return
         if number == session.memory.id and session.memory.answer and isinstance(body, _CHANGING):
-            self._put(identity, session.memory.answer)
+            self._post.put(identity, session.memory.answer)
             return
         asked = Asked(identity, session, number, now + min(patience / 1000, _PATIENCE))
         if self._settling and (flags & _PATIENT or self._page.inherited) and self._early(body):
@@ -214,7 +214,7 @@ class Counter:
         raw = encode_answer(answer, asked.id, self._epoch, self._flags())
         if isinstance(body, _CHANGING) and type(answer) is not m.Refused:
             asked.session.did(asked.id, raw)
-        self._put(asked.identity, raw)
+        self._post.put(asked.identity, raw)
 
     def _tell(self, now: float) -> None:
         """Tells everybody whom a change concerns."""
@@ -235,31 +235,7 @@ class Counter:
         return _IN_DOUBT if self._settling else 0
 
     def _send(self, identity: Identity, body: Any, number: int) -> None:
-        self._put(identity, encode_answer(body, number, self._epoch, self._flags()))
-
-    def _put(self, identity: Identity, raw: bytes) -> None:
-        if isinstance(identity, Caller):
-            self._put_unix(identity, raw)
-            return
-        self.stale = True
-        try:
-            self._coord.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-            self._coord.send(raw, zmq.NOBLOCK)
-        except zmq.Again:
-            self._refused["unread"] += 1  # it does not read its answers
-        except zmq.ZMQError as err:
-            if err.errno != zmq.EHOSTUNREACH:
-                raise
-            self._refused["left"] += 1
-
-    def _put_unix(self, caller: Caller, raw: bytes) -> None:
-        if not caller.alive:
-            self._refused["left"] += 1
-        elif not caller.send(raw):
-            self._refused["unread"] += 1
-            assert self._unix is not None
-            self._unix.drop(caller)
-            self._sessions.forget(caller)
+        self._post.put(identity, encode_answer(body, number, self._epoch, self._flags()))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -301,11 +277,7 @@ class Counter:
         self._page.beat()
         self._turned_away = turned_away
         desk.judge(now, away)
-        memory = _memory()
-        if not self._behind:
-            self._calm = memory
-        self._flooded = memory - self._calm > self._limits.unread
-        self._behind = True
+        self._flood.look()
         if not self._settling or desk.living > self._page.expected:
             self._page.expect(desk.living)
         if self._settling and self._settled(now):
@@ -342,7 +314,7 @@ class Counter:
             "asked": dict(self._asked),
             "asked_per_second": round(self._rate[2], 1),
             "refused": {**self._refused, **({"keys": self._turned_away} if self._turned_away else {})},
-            "memory": _memory(),
+            "memory": memory(),
             **self._desk.figures(),
         }
 
@@ -356,12 +328,3 @@ def _is_namespace(text: str) -> bool:
         return decode_component(text) is not None
     except InvalidKeyError:
         return False
-
-
-def _memory() -> int:
-    """Returns the bytes of memory that this process has."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
