@@ -26,7 +26,7 @@ from fastdeploy_routing_plugins.envelope import CHUNK_TOKENS
 
 PUT, COPY, XXH3, ONE_PASS = "put, acknowledged", "memory copy", "XXH3", "XXH3, one pass"
 VARIANTS = 4
-CAPACITY = 256 << 20
+CAPACITY = 512 << 20
 ASK = struct.Struct("<2Q")
 
 Call = Callable[[str, Array], object]

@@ -144,7 +144,7 @@ class Opened:
             return Concurrent(self.store.loop, *self.store.run(same))
         resolved = self.store.resolved
         backend = resolved.create_backend()
-        store = RoutingStore(resolved, as_async(backend), self._schema)
+        store = RoutingStore(resolved, as_async(backend), self._schema, shared_loop=False)
         loop = LoopThread()
         try:
             loop.run(store.open())

@@ -45,12 +45,15 @@ class Objects:
         has: What the backend does natively.
     """
 
-    def __init__(self, store_name: str, backend: Backend, has: Capability, call_limit: float | None) -> None:
+    def __init__(
+        self, store_name: str, backend: Backend, has: Capability, call_limit: float | None, shared_loop: bool
+    ) -> None:
         self.store_name = store_name
         self.has = has
         self._ranges = Capability.RANGE in has  # looked at with every read
         self._backend = backend
         self._limit = call_limit
+        self._shared_loop = shared_loop
         self._state = "new"
 
     async def open(self) -> None:
@@ -117,8 +120,8 @@ class Objects:
         )
 
     async def offload(self, nbytes: int, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Runs work on ``nbytes`` of data; large work in a thread, where it would hold an event loop up."""
-        if self._limit is None or nbytes < _OFFLOAD:
+        """Runs work on ``nbytes`` of data; large work in a thread, where it would hold others' event loop up."""
+        if not self._shared_loop or nbytes < _OFFLOAD:
             return function(*args, **options)
         return await asyncio.get_running_loop().run_in_executor(None, partial(function, *args, **options))
 

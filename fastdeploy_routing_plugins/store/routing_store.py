@@ -46,6 +46,7 @@ class RoutingStore:
         schema: RoutingSchema | None = None,
         *,
         call_limit: float | None = CALL_LIMIT,
+        shared_loop: bool = True,
     ) -> None:
         self.resolved = resolved
         self.namespace = resolved.namespace
@@ -54,7 +55,7 @@ class RoutingStore:
         if given is not None and not isinstance(given, RoutingSchema):
             raise InvalidRecordError(f"{shown(schema)} is no RoutingSchema", hint="RoutingSchema(num_experts=…, …)")
         self.schema = schema
-        self._objects = Objects(resolved.name, backend, resolved.spec.capabilities, call_limit)
+        self._objects = Objects(resolved.name, backend, resolved.spec.capabilities, call_limit, shared_loop)
         encode_namespace(self.namespace)
 
     async def open(self) -> None:

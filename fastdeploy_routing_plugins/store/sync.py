@@ -43,7 +43,7 @@ class SyncStore:
         self._loop: LoopThread | None = None
         self._run: Callable[[Coroutine[Any, Any, Any]], Any]
         if isinstance(backend, BlockingBackend):
-            self._store = RoutingStore(resolved, inline(backend), schema, call_limit=None)
+            self._store = RoutingStore(resolved, inline(backend), schema, call_limit=None, shared_loop=False)
             self._run = run_inline
         else:
             assert isinstance(backend, Backend)
