@@ -73,7 +73,8 @@ async def read_what_is_there(
     Args:
         store: Where to read.
         asks: What to read, by index.
-        lanes: How many fetches the store makes at the same time, if each of them moves one object after the other.
+        lanes: How many fetches the store makes at the same time, if each of them moves one object after the other. 0:
+            all fetches are made one after the other, without an event loop.
         done: Told the index and what was read.
     """
     wanted: list[_Wanted] = []
@@ -86,11 +87,12 @@ async def read_what_is_there(
             with contextlib.suppress(RoutingError):  # the general way meets it again, rollout by rollout
                 await _fetch(store, some, done)
 
-    fetches = [fetch(some) for some in _portions(wanted, -(-len(wanted) // lanes))]
-    if len(fetches) == 1:
-        await fetches[0]
-    else:
+    fetches = [fetch(some) for some in _portions(wanted, -(-len(wanted) // (lanes or 1)))]
+    if lanes and len(fetches) > 1:
         await asyncio.gather(*fetches)
+    else:
+        for each in fetches:
+            await each
 
 
 async def _listed(store: RoutingStore, asks: Sequence[tuple[int, Ask]]) -> list[_Wanted]:

@@ -20,7 +20,7 @@ from ..errors import (
 from . import asking, bulk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..keys import RoutingKey
     from ..store.fetching import Clock
@@ -64,6 +64,7 @@ async def settle_all(
     clock: Clock,
     lanes: int,
     done: Callable[[int, Reading | RoutingError], None],
+    have: Iterable[int] = (),
 ) -> None:
     """Settles asks; tells ``done`` of each as it is settled, with its index.
 
@@ -76,14 +77,15 @@ async def settle_all(
         clock: When waiting ends.
         lanes: See ``bulk.read_what_is_there``.
         done: Told the index and what became of it.
+        have: Indices of those that are settled already.
     """
-    settled: set[int] = set()
+    settled = set(have)
 
     def read(index: int, result: Reading) -> None:
         settled.add(index)
         done(index, result)
 
-    several = [(index, ask) for index, ask in enumerate(asks) if ask not in prefetched]
+    several = [(index, ask) for index, ask in enumerate(asks) if index not in settled and ask not in prefetched]
     if len(several) > 1:
         await bulk.read_what_is_there(store, several, lanes, read)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -117,7 +119,14 @@ async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 async def all_of(
-    store: RoutingStore, prefetched: Prefetcher, asks: Sequence[Ask], clock: Clock, lanes: int, *, mask: bool
+    store: RoutingStore,
+    prefetched: Prefetcher,
+    asks: Sequence[Ask],
+    clock: Clock,
+    lanes: int,
+    have: Mapping[int, Reading],
+    *,
+    mask: bool,
 ) -> list[Reading | StoreError]:
     """Returns what became of each ask, in their order.
 
@@ -127,10 +136,11 @@ async def all_of(
         asks: What to read.
         clock: When waiting ends.
         lanes: See ``bulk.read_what_is_there``.
+        have: What was read already, by index.
         mask: Whether an error that is about one rollout stands in its place. Otherwise the first one that waiting
             cannot cure is raised at once; absences, when the time is over, together.
     """
-    results: dict[int, Reading | StoreError] = {}
+    results: dict[int, Reading | StoreError] = {**have}
 
     def done(index: int, result: Reading | RoutingError) -> None:
         if isinstance(result, RoutingError):
@@ -139,7 +149,7 @@ async def all_of(
                 raise result.with_facts(failed={index: result})
         results[index] = result
 
-    await settle_all(store, prefetched, asks, clock, lanes, done)
+    await settle_all(store, prefetched, asks, clock, lanes, done, have)
     if not mask:
         raise_together({index: result for index, result in results.items() if isinstance(result, StoreError)}, asks)
     return [results[index] for index in range(len(asks))]

@@ -16,7 +16,7 @@ from ..errors import StoreClosedError
 from ..store.bridge import LoopThread, as_async
 from ..store.routing_store import RoutingStore
 from ..store.sync import SyncStore
-from . import gathering
+from . import bulk, gathering
 from .prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _lanes(backend: Backend | BlockingBackend) -> int:
     """How many fetches are made at the same time; one that moves many objects in one go is not helped by others."""
     if not isinstance(backend, BlockingBackend) or type(backend)._get_many is not BlockingBackend._get_many:
         return 1
-    return backend.threads
+    return min(backend.threads, max(2, os.cpu_count() or 2))
 
 
 class Opened:
@@ -111,6 +111,7 @@ class Opened:
         self.store = SyncStore(resolved, schema)
         self._schema = schema
         self._bounds = nbytes, records
+        self._bulk = self.store.moves_many
         self._lock = threading.Lock()
         self._concurrent: Concurrent | None = None
 
@@ -118,6 +119,18 @@ class Opened:
         concurrent = getattr(self, "_concurrent", None)
         if concurrent is not None:
             concurrent.loop.stop(0.0)  # a reader that was dropped, not closed, leaves no thread behind
+
+    def read_at_once(self, asks: Sequence[Ask]) -> dict[int, Reading]:
+        """Returns, by index, what of several asks is there in one part: read in the calling thread, one fetch for all.
+
+        Only of a blocking backend that moves many objects in one go; waking other threads would cost more.
+        """
+        found: dict[int, Reading] = {}
+        begun = self._concurrent
+        if self._bulk and len(asks) > 1:
+            wanted = [pair for pair in enumerate(asks) if begun is None or pair[1] not in begun.prefetched]
+            self.store.run(lambda store: bulk.read_what_is_there(store, wanted, 0, found.__setitem__))
+        return found
 
     @property
     def begun(self) -> Concurrent | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..store.routing_store import RoutingStore
     from ..store.selection import Selection
     from .alignment import Rows
-    from .asking import Reading
+    from .asking import Ask, Reading
     from .batch import RoutingBatch, Side
     from .staleness import Freshness, StaleSpan
 
@@ -229,15 +229,17 @@ class RoutingReader(ReaderHandle):
         asks = terms.asks(keys)
         once = {(ask.what, ask.recorded): ask for ask in asks}
         clock = Clock(timeout)
-        concurrent = self._own().concurrent()
-        found = concurrent.run(
-            lambda store, prefetched: gathering.all_of(
-                store, prefetched, list(once.values()), clock, concurrent.lanes, mask=mask
-            )
-        )
-        by_what = dict(zip(once, found, strict=True))
+        by_what = dict(zip(once, self._all_of(list(once.values()), clock, mask=mask), strict=True))
         items = [by_what[ask.what, ask.recorded] for ask in asks]
         return terms.batch(items, keys, side, fill, fresh if mask else None)
+
+    def _all_of(self, asks: Sequence[Ask], clock: Clock, *, mask: bool) -> Sequence[Reading | StoreError]:
+        own = self._own()
+        have = own.read_at_once(asks)
+        if len(have) == len(asks):
+            return [have[index] for index in range(len(asks))]
+        to = own.concurrent()
+        return to.run(lambda store, ahead: gathering.all_of(store, ahead, asks, clock, to.lanes, have, mask=mask))
 
     def as_completed(
         self, ids: Iterable[Key], timeout: float = 0.0, on_missing: OnMissing = "raise", **terms: Any

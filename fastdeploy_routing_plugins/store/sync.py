@@ -101,6 +101,12 @@ class SyncStore:
         return result
 
     @property
+    def moves_many(self) -> bool:
+        """Whether this is a blocking backend that moves many objects in one go."""
+        blocking = getattr(self._store._objects._backend, "blocking", None)
+        return blocking is not None and type(blocking)._get_many is not BlockingBackend._get_many
+
+    @property
     def loop(self) -> LoopThread | None:
         """Where the coroutines of an asynchronous backend run; a blocking one has none, but the caller's thread."""
         return self._loop
