@@ -13,6 +13,7 @@ the RDMA library leaves it out there. Here the child gets what was handed out, a
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -91,7 +92,8 @@ class ReceivePool:
         # Private: a forked child keeps what it was handed as it was. Nobody here writes to it but the engine.
         self._map = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
+            with contextlib.suppress(OSError):  # kernels may be built without
+                self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
         self.address: int = np.frombuffer(self._map, np.uint8).__array_interface__["data"][0]
         self.data = memoryview(self._map)
         self.nbytes = nbytes
