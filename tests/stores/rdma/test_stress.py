@@ -27,7 +27,8 @@ WINDOW = 20  # rollouts that a writer keeps
 STRESS = SECONDS / 2 if LONG else 4.0  # s
 RACE = SECONDS / 4 if LONG else 2.0  # s, for each transport
 ENDS = 20.0  # s that a get may take at most on a busy machine; a get waits for one, and has a timeout of 5
-EXPECTED = {"not_found", "deleted", "store_unavailable"}  # not yet there, gone, and from a machine that is too busy
+EXPECTED = {"not_found", "deleted"}  # not yet there, and gone
+STARVED = {"store_unavailable", "producer_lost"}  # from a machine on which somebody had no turn for seconds
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_many_gets_against_many_writers(place: Ground) -> None:
             wrong += report["wrong"]
     print(f"{READING * EACH} gets at once, {WRITERS} writers, {STRESS} s: {dict(counts)}, slowest {slowest:.2f} s")
     assert wrong == []
-    assert {what for what in counts if what != "read" and not what.startswith("writer")} <= EXPECTED
+    assert {what for what in counts if what != "read" and not what.startswith("writer")} <= EXPECTED | STARVED
     assert counts["read"] > 0
     assert slowest < ENDS
 
@@ -121,5 +122,5 @@ def test_attempts_and_deletes_under_a_fast_reader(place: Ground, transport: str)
         here.delete(*keys)
     print(f"{transport}: {rounds} rounds under {sum(racer.counts.values()) / RACE:.0f} gets/s: {dict(racer.counts)}")
     assert racer.wrong == []
-    assert set(racer.counts) - {"read"} <= EXPECTED | {"superseded"}
+    assert set(racer.counts) - {"read"} <= EXPECTED | STARVED | {"superseded"}
     assert racer.counts["read"] > 0
