@@ -125,7 +125,7 @@ class Producer:
             times[name] = [
                 _timed(candidates[name], key, array) for key, array in zip(keys, arrays, strict=True)
             ]  # fmt: skip
-        return times
+        return {name: times[name] for name in names}
 
     def _copy(self, key: str, array: Array) -> None:
         target = self._plain[self._at : self._at + array.size]

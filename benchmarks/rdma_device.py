@@ -1,8 +1,9 @@
 """What a get over an RDMA device costs, beside TCP over the same network and a bare read by Mooncake's engine.
 
 A producer at one device (or the same one), this process at the other. All candidates take turns in each round; every
-byte is compared outside the clock. *busy* is the share of all processors that was busy meanwhile, from ``/proc/stat``:
-the kernel's own work for a device in software is in it. Gates nothing: a device in software says nothing of a card.
+byte is compared outside the clock. *reader* and *producer* are the processor time of the two processes in a second of
+it, Mooncake's threads included; *all*, the share of all processors that was busy, from ``/proc/stat``, with the kernel
+at work for a device in software. Gates nothing: a device in software says nothing of a card.
 
     python benchmarks/rdma_device.py                                  # the devices that are up
     FD_ROUTING_RDMA_DEVICE=rxe0,rxe1 python benchmarks/rdma_device.py # the producer's, the reader's
@@ -73,6 +74,10 @@ class Producer:
         flat = routing(tokens, 0).reshape(-1)
         self._memory[: flat.size] = flat
 
+    def spent(self) -> float:
+        """Returns this process's processor seconds."""
+        return time.process_time()
+
     def delete(self, keys: list[str]) -> None:
         for store in self._stores.values():
             store.delete(*keys)
@@ -123,6 +128,7 @@ def run(there: Lane, rounds: int) -> list[Measure]:
             }
             times: dict[str, list[float]] = {name: [] for name in calls}
             ticks = {name: [0, 0] for name in calls}
+            spent = {name: [0.0, 0.0, 0.0] for name in calls}  # seconds of the reader, of the producer, and of all
             for number in range(-1, rounds):
                 keys = [f"{label}:{number}:{index}" for index in range(BURST)]
                 ask("put", keys, tokens)
@@ -131,6 +137,7 @@ def run(there: Lane, rounds: int) -> list[Measure]:
                         store.wait(key, timeout=_PATIENCE)
                 for name, call in calls.items():
                     before = busy_ticks()
+                    used = time.process_time(), ask("spent"), time.perf_counter()
                     for index, key in enumerate(keys):
                         start = time.perf_counter()
                         found = call(key)
@@ -142,16 +149,28 @@ def run(there: Lane, rounds: int) -> list[Measure]:
                         if number >= 0:
                             times[name].append(took)
                     after = busy_ticks()
+                    now = time.process_time(), ask("spent"), time.perf_counter()
                     if number >= 0:
+                        spent[name] = [
+                            sum(each) for each in zip(spent[name], now, [-one for one in used], strict=True)
+                        ]
                         ticks[name][0] += after[0] - before[0]
                         ticks[name][1] += after[1] - before[1]
                 ask("delete", keys)
             for name in calls:
+                mine, theirs = (spent[name][index] / spent[name][2] for index in (0, 1))
                 share = ticks[name][0] / max(1, ticks[name][1])
                 took = times[name]
                 better = statistics.median(times[BARE]) / statistics.median(took)
                 measures.append(
-                    Measure(label, f"{name}, busy {share:.0%}", "us", statistics.median(took), min(took), better)
+                    Measure(
+                        label,
+                        f"{name}: reader {mine:.0%}, producer {theirs:.0%}, all {share:.0%}",
+                        "us",
+                        statistics.median(took),
+                        min(took),
+                        better,
+                    )
                 )
     return measures
 

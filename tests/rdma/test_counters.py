@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 
 from .conftest import Ends, both
@@ -11,6 +12,7 @@ AT_ONCE = 10  # records that the producer holds
 
 
 def test_every_byte_of_many_records_crosses(ends: Ends) -> None:
+    faulthandler.cancel_dump_traceback_later()  # the long form takes longer than any other test may
     before = ends.lane.producer.sent()
     nbytes = 0
     with both(ends) as (producer, reader):
