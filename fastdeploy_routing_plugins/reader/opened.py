@@ -114,6 +114,7 @@ class Opened:
         self._bulk = self.store.moves_many
         self._lock = threading.Lock()
         self._concurrent: Concurrent | None = None
+        self._closed = False
 
     def __del__(self) -> None:
         concurrent = getattr(self, "_concurrent", None)
@@ -142,8 +143,11 @@ class Opened:
 
         Raises:
             StoreUnavailableError: The store does not open a second time.
+            StoreClosedError: ``close`` was called.
         """
         with self._lock:
+            if self._closed:
+                raise StoreClosedError("the reader was closed")
             if self._concurrent is None:
                 self._concurrent = self._begin()
             return self._concurrent
@@ -173,6 +177,7 @@ class Opened:
             StoreUnavailableError: It did not close within ``timeout`` seconds.
         """
         with self._lock:
+            self._closed = True
             concurrent, self._concurrent = self._concurrent, None
         try:
             if concurrent is not None and concurrent.loop.alive:

@@ -93,7 +93,7 @@ class _Calls(Backend):
         await self._call(self.blocking._release, names)
 
     async def _linger(self) -> None:
-        await self._call(self.blocking._linger)
+        self.blocking._linger()  # no fork waits for it
 
 
 class _Threads(_Calls):
@@ -109,6 +109,9 @@ class _Threads(_Calls):
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, function, *args)
+
+    async def _linger(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, self.blocking._linger)
 
     async def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         # The caller's memory is the caller's again when this is cancelled, the thread's work is not: hence the copy.

@@ -102,3 +102,12 @@ def test_a_closed_reader_says_so(place: Place) -> None:
     reader.close()
     with pytest.raises(e.StoreClosedError):
         reader.get_batch(IDS)
+
+
+def test_a_batch_under_which_the_reader_was_closed_opens_nothing_again(place: Place) -> None:
+    reader = place.reader()
+    own = reader._own()
+    reader.close()
+    with pytest.raises(e.StoreClosedError):
+        own.concurrent()
+    assert own.begun is None

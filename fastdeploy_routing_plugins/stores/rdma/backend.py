@@ -22,6 +22,7 @@ from ...errors import (
     StoreError,
     StoreUnavailableError,
 )
+from ...store.assemble import Attempts
 from .metadata.client import MetadataClient, Security
 from .place import Place, decode
 from .producing import Producer, host_id, make_endpoint
@@ -184,8 +185,8 @@ class RdmaBackend(BlockingBackend):
 
     def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
         listing = self._metadata().listed(prefix)
-        if len(listing.entries) != 1 or not listing.steady:
-            return listing.names, None
+        if not listing.steady or Attempts.sole(prefix, listing.names) is None:
+            return listing.names, None  # what is not whole yet is not moved in vain
         entry = listing.entries[0]
         request, deadline = GetRequest(entry.name), time.monotonic() + self._config.timeout
         return listing.names, self._attempt(request, entry, deadline, view)

@@ -138,6 +138,7 @@ class Stream:
             elif raw[:1] == b"\x00":
                 self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
                 self._leave(topic)
+        self.stale = True  # there may be more
 
     def _follow(self, topic: bytes) -> None:
         self._followers[topic] = self._followers.get(topic, 0) + 1

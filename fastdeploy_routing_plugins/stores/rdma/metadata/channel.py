@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import zmq
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from .lines import Line
     from .whereabouts import Spot, Whereabouts
+
+T = TypeVar("T")
 
 _AGAIN: Final = 0.5  # s
 _SLOWEST: Final = 4.0  # s between the same question's repetitions
@@ -106,8 +108,7 @@ class Channel:
     def greet(self, deadline: float) -> None:
         """Says hello unless that was done. Raises as ``ask``."""
         if not self._greeted:
-            with _Using(self):
-                self._hello(deadline)
+            self._alone(self._hello, deadline)
 
     def new_number(self) -> int:
         """Returns the id of a new question. A question that is asked again keeps its own."""
@@ -134,10 +135,7 @@ class Channel:
             EarlierError: the service was started again, or does not know this connection any more; the caller may ask
                 again, with the same number.
         """
-        with _Using(self):
-            if not self._greeted:
-                self._hello(deadline)
-            head, answer = self._exchange(body, number, deadline, patient, until)
+        head, answer = self._alone(self._greeted_exchange, body, number, deadline, patient, until)
         if type(answer) is m.Refused:
             if answer.code == m.Refusal.GREET:
                 self._greeted = False
@@ -145,6 +143,27 @@ class Channel:
             if answer.code in (m.Refusal.SECRET, m.Refusal.NAMESPACE, m.Refusal.MALFORMED, m.Refusal.VERSION):
                 raise UnsupportedError(f"the metadata service at {self._spot.coord} refuses: {answer.message}")
         return head, answer
+
+    def _alone(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function while others keep from closing the line; says what went wrong with that."""
+        try:
+            with self._busy:  # a lock of C: an exception of a signal's handler cannot leave it locked
+                return function(*args)
+        except zmq.ZMQError as err:
+            if err.errno not in (zmq.ETERM, zmq.ENOTSOCK, zmq.ENOTSUP):
+                raise
+            self._closing = True
+            raise StoreClosedError("the store was closed") from None
+        finally:
+            if self._closing:
+                self._close_if_idle()
+
+    def _greeted_exchange(
+        self, body: Any, number: int, deadline: float, patient: bool, until: float | None
+    ) -> tuple[Head, Any]:
+        if not self._greeted:
+            self._hello(deadline)
+        return self._exchange(body, number, deadline, patient, until)
 
     def _hello(self, deadline: float) -> None:
         welcome = self._introduce(deadline)
@@ -251,40 +270,19 @@ class Channel:
 
     def listen(self, end: float) -> None:
         """Takes in what comes unasked first, if anything does until then."""
-        with _Using(self):
-            try:
-                self._receive(-1, end)
-            except OSError:
-                if not self._closing:
-                    self._anew(self._where.silent())
+        self._alone(self._hear, end)
+
+    def _hear(self, end: float) -> None:
+        try:
+            self._receive(-1, end)
+        except OSError:
+            if not self._closing:
+                self._anew(self._where.silent())
 
     def _silent(self) -> StoreUnavailableError:
         return StoreUnavailableError(
             f"the metadata service at {self._spot.coord} does not answer", hint=self._spot.hint
         )
-
-
-class _Using:
-    """Keeps others from closing a channel's socket; says what went wrong with it."""
-
-    __slots__ = ("_channel",)
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def __enter__(self) -> None:
-        self._channel._busy.acquire()
-
-    def __exit__(self, kind: object, err: BaseException | None, trace: object) -> None:
-        channel = self._channel
-        try:
-            if isinstance(err, zmq.ZMQError) and err.errno in (zmq.ETERM, zmq.ENOTSOCK, zmq.ENOTSUP):
-                channel._line.close()
-                raise StoreClosedError("the store was closed") from None
-        finally:
-            channel._busy.release()
-        if channel._closing:
-            channel._close_if_idle()
 
 
 def _who() -> str:

@@ -278,6 +278,8 @@ class Counter:
         self._turned_away = turned_away
         desk.judge(now, away)
         self._flood.look()
+        if self._unix is not None:
+            self._unix.try_again()
         if not self._settling or desk.living > self._page.expected:
             self._page.expect(desk.living)
         if self._settling and self._settled(now):

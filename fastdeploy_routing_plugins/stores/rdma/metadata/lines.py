@@ -131,6 +131,7 @@ class UnixLine:
 
     def __init__(self, name: str) -> None:
         self._inbox = b""
+        self._torn = False  # whether something was broken off in the middle, by an exception of a signal's handler
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             peer.settimeout(_CONNECT)
@@ -150,9 +151,16 @@ class UnixLine:
 
     def send(self, frame: bytes, end: float) -> bool:
         """See ``Line``."""
+        self._begin()
         self._peer.settimeout(max(0.001, end - time.monotonic()))
         self._peer.sendall(SIZE.pack(len(frame)) + frame, socket.MSG_NOSIGNAL)
+        self._torn = False
         return True
+
+    def _begin(self) -> None:
+        if self._torn:
+            raise ConnectionAbortedError("this connection is out of step")
+        self._torn = True
 
     def receive(self, end: float) -> bytes | None:
         """See ``Line``."""
@@ -167,17 +175,18 @@ class UnixLine:
                     return data[SIZE.size : stop]
             left = end - time.monotonic()
             if left <= 0:
-                self._inbox = data
                 return None
+            self._begin()
             self._peer.settimeout(left)
             try:
                 more = self._peer.recv(_CHUNK)
             except TimeoutError:
-                self._inbox = data
+                self._torn = False
                 return None
             if not more:
                 raise ConnectionResetError("the service closed the connection")
-            data += more
+            data = self._inbox = data + more
+            self._torn = False
 
     def wake(self) -> None:
         """See ``Line``."""

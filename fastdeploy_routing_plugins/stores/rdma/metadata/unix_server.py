@@ -135,6 +135,7 @@ class UnixServer:
         self._poll = poll
         self._poll.register(self._listener.fileno(), select.EPOLLIN)
         self._callers: dict[int, Caller] = {}
+        self._resting = False
 
     def __len__(self) -> int:
         """How many connections there are."""
@@ -174,7 +175,11 @@ class UnixServer:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no descriptor is left: the listener would be ready for ever
+            self._poll.unregister(self._listener.fileno())
+            self._resting = True
             return
         _, user, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
         if user != os.geteuid() or len(self._callers) >= self._limit:
@@ -182,6 +187,12 @@ class UnixServer:
             return
         peer.setblocking(False)
         self._callers[peer.fileno()] = Caller(peer, self._poll)
+
+    def try_again(self) -> None:
+        """Accepts connections again after that was not possible for a moment."""
+        if self._resting:
+            self._poll.register(self._listener.fileno(), select.EPOLLIN)
+            self._resting = False
 
     def drop(self, caller: Caller) -> None:
         """Ends a connection."""
@@ -193,7 +204,8 @@ class UnixServer:
         """Closes everything."""
         for caller in list(self._callers.values()):
             self.drop(caller)
-        self._poll.unregister(self._listener.fileno())
+        if not self._resting:
+            self._poll.unregister(self._listener.fileno())
         self._listener.close()
 
     def close_copies(self) -> None:

@@ -149,3 +149,17 @@ def _listens(port: int) -> bool:
 
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_who_subscribes_behind_many_that_are_ignored_is_heard_at_once(client: MetadataClient) -> None:
+    welcome = client.connection().welcome
+    assert welcome is not None
+    topic = welcome.topic + bytes([1]) * 8
+    with zmq.Context() as context, context.socket(zmq.SUB) as stranger:
+        stranger.linger = stranger.sndhwm = stranger.rcvhwm = 0
+        stranger.connect(client.connection().spot().sync)
+        for number in range(700):
+            stranger.subscribe(b"nonsense %d" % number)
+        stranger.subscribe(topic)
+        assert stranger.poll(10_000)
+        assert stranger.recv().startswith(topic)

@@ -251,6 +251,84 @@ def test_a_client_does_not_speak_to_another_user() -> None:
         os.close(send)
 
 
+def test_a_question_broken_off_by_a_signal_does_not_disturb_the_next(service: Service) -> None:
+    class AlarmError(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise AlarmError
+
+    wanted = [name(f"x=3a{index}") for index in range(300)]
+    with client_of(service.address, timeout=5) as client, producing(client) as producer:
+        client.publish(producer.owner, [(each, bytes(40)) for each in wanted])
+        client.connection().page = None  # as on another host: every listing is asked for
+        before = signal.signal(signal.SIGALRM, ring)
+        chance = random.Random(3)
+        try:
+            for _ in range(300):
+                with contextlib.suppress(AlarmError):
+                    signal.setitimer(signal.ITIMER_REAL, 0.0002 + chance.random() / 500)
+                    for _ in range(20):
+                        client.listing(["ns/"])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert len(client.listing(["ns/"])[0].names) >= 300
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_a_service_without_descriptors_rests_and_goes_on(tmp_path: Path) -> None:
+    code = """
+import resource, sys, threading, time
+from fastdeploy_routing_plugins.stores.rdma.metadata.service import Service
+from fastdeploy_routing_plugins.stores.rdma.address import Address
+service = Service(Address("127.0.0.1", 0, 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+thread = threading.Thread(target=service.run, daemon=True)
+thread.start()
+file = open(f"/proc/self/task/{thread.native_id}/stat")
+print(service._unix.name, flush=True)
+for line in sys.stdin:
+    file.seek(0)
+    print(sum(map(int, file.read().split()[13:15])), flush=True)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert process.stdin is not None
+
+    def spent() -> float:
+        assert process.stdin is not None
+        process.stdin.write("x\n")
+        process.stdin.flush()
+        return int(says(process)) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        where = f"\0{says(process)}"
+        with contextlib.ExitStack() as stack:
+            for _ in range(60):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+                peer.settimeout(5)
+                peer.connect(where)
+            time.sleep(0.5)
+            before = spent()
+            time.sleep(1.0)
+            assert spent() - before < 0.5
+        line = UnixLine(where[1:])
+        end = time.monotonic() + 20
+        line.send(HELLO, end)
+        assert line.receive(end)
+        line.close()
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
+
+
 # --- hostile bytes --------------------------------------------------------------------------------------------------
 
 
