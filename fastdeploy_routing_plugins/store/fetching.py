@@ -20,7 +20,8 @@ from .selection import Selection, bounds, closed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..backend import Blob
+    from ..arrays import IntArray
+    from ..envelope import PartHeader
     from ..keys import RoutingKey
     from ..schema import RoutingSchema
     from ..status import RolloutStatus
@@ -83,7 +84,9 @@ async def get(
             piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
             blob = found or (await objects.get_many([piece.request()], view=query.view))[0]
             if not isinstance(blob, AbsentError):
-                return await _sole_record(objects, expected, query, sole[0], piece, blob)
+                nbytes = piece.what.nbytes if query.verify else 0
+                decoded = await objects.offload(nbytes, reading.decode_piece, piece, blob, verify=query.verify)
+                return sole_record(expected, query.key, sole[0], piece, *decoded)
     while True:
         status, names, query = await wait_until_readable(objects, namespace, expected, query, clock, names)
         try:
@@ -100,19 +103,22 @@ async def get(
         return record
 
 
-async def _sole_record(
-    objects: Objects, expected: RoutingSchema | None, query: Query, attempt: int, piece: reading.Piece, blob: Blob
+def sole_record(
+    expected: RoutingSchema | None,
+    key: RoutingKey,
+    attempt: int,
+    piece: reading.Piece,
+    header: PartHeader,
+    array: IntArray,
 ) -> RoutingRecord:
     """Makes a record of a rollout that is one part: what ``_read`` does, without assembling anything."""
-    nbytes = piece.what.nbytes if query.verify else 0
-    header, array = await objects.offload(nbytes, reading.decode_piece, piece, blob, verify=query.verify)
     schema = header.schema()
     if expected is not None:
         schema.require(expected)
     array.flags.writeable = False
     return RoutingRecord(
         routing=array,
-        key=query.key,
+        key=key,
         schema=schema,
         part=piece.rect,
         total_tokens=piece.what.total_tokens,

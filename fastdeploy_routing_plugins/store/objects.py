@@ -135,7 +135,10 @@ class Objects:
 
     async def look(self, prefix: str, *, view: bool) -> tuple[list[str], Blob | None]:
         """Returns the names under a prefix and, if the backend gives it along, the object if there is only one."""
-        answer: object = await self._call(self._backend._look, prefix, view)
+        return self.looked(prefix, await self._call(self._backend._look, prefix, view))
+
+    def looked(self, prefix: str, answer: object) -> tuple[list[str], Blob | None]:
+        """Checks what a backend's ``_look`` returned."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise self.broken("_look", f"returned {type(answer).__name__}, not names and an object")
         blob: Blob | None = answer[1]

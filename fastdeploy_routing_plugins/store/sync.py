@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..backend import Backend, BlockingBackend
 from ..errors import StoreUnavailableError
 from .bridge import LoopThread, inline, run_inline
+from .direct import Direct, direct
 from .routing_store import RoutingStore
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ class SyncStore:
         backend = resolved.create_backend()
         self._loop: LoopThread | None = None
         self._run: Callable[[Coroutine[Any, Any, Any]], Any]
+        self._direct: Direct | None = None
         if isinstance(backend, BlockingBackend):
             self._store = RoutingStore(resolved, inline(backend), schema, call_limit=None, shared_loop=False)
             self._run = run_inline
+            self._direct = direct(self._store, backend)
         else:
             assert isinstance(backend, Backend)
             self._store = RoutingStore(resolved, backend, schema)
@@ -183,6 +186,10 @@ class SyncStore:
         view: bool = False,
     ) -> RoutingRecord:
         """See ``RoutingStore.get``."""
+        if self._direct is not None and layers is None and tokens is None and layer_ids is None:
+            there = self._direct.get(key, choice, timeout, min_attempt, verify, view)
+            if there is not None:
+                return there
         record: RoutingRecord = self._run(
             self._store.get(
                 key,

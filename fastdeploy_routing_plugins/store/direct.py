@@ -1,0 +1,61 @@
+"""The usual get of plain code, without coroutines: all of a rollout is there, and a blocking backend gives it along.
+
+What is not like that, and whatever goes wrong, is left to ``fetching``, which tells why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..backend import BlockingBackend
+from ..keys import MAX_ATTEMPT, as_key, check_int
+from . import reading
+from .assemble import Attempts
+from .fetching import Clock, sole_record
+from .forks import at_work
+from .objects import READABLE
+
+if TYPE_CHECKING:
+    from ..keys import RoutingKey
+    from ..record import RoutingRecord
+    from .routing_store import RoutingStore
+
+
+class Direct:
+    """Gets from one store.
+
+    Args:
+        store: The store.
+        blocking: Its backend.
+    """
+
+    def __init__(self, store: RoutingStore, blocking: BlockingBackend) -> None:
+        self._store = store
+        self._objects = store._objects
+        self._look = blocking._look
+        self._run = at_work().run
+
+    def get(
+        self, key: str | RoutingKey, choice: int, timeout: float, min_attempt: int, verify: bool, view: bool
+    ) -> RoutingRecord | None:
+        """Returns a whole rollout; None if it has to be looked for in the general way. See ``RoutingStore.get``."""
+        store = self._store
+        self._objects.need(READABLE)
+        key = as_key(key, choice)
+        Clock(timeout)
+        lowest = check_int("min_attempt", min_attempt, MAX_ATTEMPT)
+        prefix = key.prefix(store.namespace)
+        try:
+            names, blob = self._objects.looked(prefix, self._run(self._look, prefix, view))
+        except Exception:  # noqa: BLE001 - the general way meets it again
+            return None
+        sole = Attempts.sole(prefix, names)
+        if blob is None or sole is None or sole[0] < lowest:
+            return None
+        piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
+        return sole_record(store.schema, key, sole[0], piece, *reading.decode_piece(piece, blob, verify=verify))
+
+
+def direct(store: RoutingStore, backend: BlockingBackend) -> Direct | None:
+    """Returns the direct way to a store; None if its backend gives nothing along with a listing."""
+    return None if type(backend)._look is BlockingBackend._look else Direct(store, backend)
