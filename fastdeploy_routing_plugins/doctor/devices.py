@@ -58,10 +58,10 @@ def device_lines(found: Sequence[Device], case: Case) -> Iterator[Line]:
         yield Line(
             "rdma devices", "good" if healthy else "info", f"{device.name}, {kind}: {ports or 'no port'}{problem}"
         )
-    why = rdma_devices.why_none(tuple(found), "" if config is None else config.device)
-    if not why:
+    why = rdma_devices.diagnosis(tuple(found), "" if config is None else config.device)
+    if why is None:
         return
-    text, _, cure = why.partition(": ")
+    text, cure = why
     if not found and (config is None or config.transport in ("auto", "shm", "tcp")):
         use = "" if config is None else "; transport tcp serves other hosts"
         yield Line("rdma devices", "info", f"none on this host{use}")
@@ -165,7 +165,7 @@ def mooncake_lines(tried: dict[str, Any], builds: Sequence[str], hardware: bool,
     needed = _needed(case, hardware)
     verbs = tried.get("verbs")
     if verbs:
-        cure = "apt-get install libibverbs1 librdmacm1 ibverbs-providers" if needed != "info" else ""
+        cure = "apt-get install libibverbs1 ibverbs-providers" if needed != "info" else ""
         yield Line("libibverbs", needed, f"cannot be loaded: {verbs}", cure)
     elif verbs is not None:
         yield Line("libibverbs", "good", "can be loaded")

@@ -10,15 +10,12 @@ import json
 
 from fastdeploy_routing_plugins.stores.rdma.transport import rdma_env
 
-_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
-
 
 def _verbs() -> str:
-    for name in _LIBRARIES:
-        try:
-            ctypes.CDLL(name)
-        except OSError as err:
-            return str(err)
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError as err:
+        return str(err)
     return ""
 
 

@@ -284,7 +284,18 @@ def test_software_devices_are_named_as_such() -> None:
 def test_a_device_that_the_configuration_names_and_that_is_not_there_is_bad() -> None:
     lines = [*device_lines([device()], required(device="mlx5_7"))]
 
-    assert (lines[-1].kind, "mlx5_7" in lines[-1].text) == ("bad", True)
+    assert lines[-1].kind == "bad"
+    assert (lines[-1].text, lines[-1].cure) == (
+        "there is no RDMA device mlx5_7 (option device)",
+        "this host has: mlx5_0",
+    )
+
+
+def test_a_device_that_is_down_is_told_with_its_state() -> None:
+    lines = [*device_lines([device("DOWN")], required())]
+
+    assert lines[-1].text == "no port of an RDMA device is active (mlx5_0: DOWN)"
+    assert "ibv_devinfo" in lines[-1].cure
 
 
 @pytest.mark.parametrize(

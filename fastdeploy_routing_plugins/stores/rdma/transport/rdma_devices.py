@@ -68,8 +68,8 @@ def devices(sys: Path = _SYS, verbs: Path = _VERBS, dev: Path = _DEV) -> tuple[D
     )
 
 
-def why_none(found: tuple[Device, ...], wanted: str) -> str:
-    """Says why none of the devices can be used, with the cure; empty if one can.
+def diagnosis(found: tuple[Device, ...], wanted: str) -> tuple[str, str] | None:
+    """Says why none of the devices can be used, and what to do about it; None if one can.
 
     Args:
         found: From ``devices``.
@@ -78,25 +78,27 @@ def why_none(found: tuple[Device, ...], wanted: str) -> str:
     names = {name.strip() for name in wanted.split(",") if name.strip()}
     if unknown := names - {each.name for each in found}:
         there = ", ".join(each.name for each in found) or "none"
-        return f"there is no RDMA device {', '.join(sorted(unknown))} (option device); this host has: {there}"
+        return f"there is no RDMA device {', '.join(sorted(unknown))} (option device)", f"this host has: {there}"
     candidates = [each for each in found if not names or each.name in names]
     if not candidates:
-        return (
-            "this host has no RDMA device (/sys/class/infiniband is empty): leave transport at 'auto', or take 'tcp'"
-        )
+        text = "this host has no RDMA device (/sys/class/infiniband is empty)"
+        return text, "leave transport at 'auto', or take 'tcp'"
     active = [each for each in candidates if each.active]
     if not active:
         states = "; ".join(
             f"{each.name}: {', '.join(p.state or 'unknown' for p in each.ports)}" for each in candidates
         )
-        return f"no port of an RDMA device is active ({states}); `ibv_devinfo` and `rdma link` show why"
+        return f"no port of an RDMA device is active ({states})", "`ibv_devinfo` and `rdma link` show why"
     if not any(each.usable for each in active):
         shown = ", ".join(each.name for each in active)
-        return (
-            f"this process may not open the RDMA device {shown}: a container needs --device=/dev/infiniband and "
-            "--cap-add=IPC_LOCK (or --ulimit memlock=-1)"
-        )
-    return ""
+        cure = "a container needs --device=/dev/infiniband and --cap-add=IPC_LOCK (or --ulimit memlock=-1)"
+        return f"this process may not open the RDMA device {shown}", cure
+    return None
+
+
+def why_none(found: tuple[Device, ...], wanted: str) -> str:
+    """Returns ``diagnosis`` in one text; empty if a device can be used."""
+    return ": ".join(diagnosis(found, wanted) or ())
 
 
 def _ports(device: Path) -> tuple[Port, ...]:

@@ -49,7 +49,14 @@ _DEFAULTS: Final = {
     "MC_HANDSHAKE_CONNECT_TIMEOUT": "2",
     "MC_TRANSFER_TIMEOUT": "5",
 }
-_DROPPED: Final = ("MC_LOG_DIR", "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_INTRANODE_NVLINK")
+_DROPPED: Final = (
+    "MC_LOG_DIR",
+    "MC_FORCE_TCP",
+    "MC_FORCE_HCA",
+    "MC_FORCE_MNNVL",
+    "MC_INTRA_NVLINK",
+    "MC_INTRANODE_NVLINK",
+)
 _TCP_DEFAULTS: Final = {"MC_TCP_STATUS_TIMEOUT_SEC": "2", "MC_TCP_PROGRESS_TIMEOUT_SEC": "3"}
 _lock = threading.Lock()
 
@@ -96,6 +103,8 @@ def _diagnosis(err: ImportError) -> str:
     if isinstance(err, ModuleNotFoundError) and (err.name or "").startswith("mooncake"):
         return f"Mooncake Transfer Engine is not installed: {_INSTALL}"
     text = str(err)
+    if "libnuma" in text or "libcurl" in text:
+        return f"Mooncake Transfer Engine lacks a library ({text:.200}): apt-get install libnuma1 libcurl4"
     if "libibverbs" in text or "librdmacm" in text:
         return (
             "Mooncake Transfer Engine does not find libibverbs: install it, on Debian and Ubuntu by "
