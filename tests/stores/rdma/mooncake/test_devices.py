@@ -74,7 +74,7 @@ def test_one_active_port_is_enough(host: Host) -> None:
         ([], True, "", "no RDMA device"),
         (["1: DOWN"], True, "", "no port of an RDMA device is active (mlx5_0: DOWN)"),
         (["4: ACTIVE"], False, "", "may not open the RDMA device mlx5_0"),
-        (["4: ACTIVE"], True, "mlx5_7", "no RDMA device mlx5_7 (option device); this host has: mlx5_0"),
+        (["4: ACTIVE"], True, "mlx5_7", "no RDMA device mlx5_7 (option device): this host has: mlx5_0"),
         ([], True, "mlx5_7", "this host has: none"),
     ],
 )
