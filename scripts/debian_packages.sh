@@ -6,6 +6,8 @@ packages="
 redis-server       # redis:// addresses are tested against a real Redis
 libibverbs1        # RDMA transports load it
 ibverbs-providers  # drivers of RDMA devices for libibverbs
+libnuma1           # Mooncake's engine loads it
+libcurl4           # and it
 "
 
 missing=""

@@ -46,7 +46,7 @@ _GONE: dict[str, tuple[type[RoutingError], str]] = {
     "lost": (ProducerLostError, "the process that held it died"),
 }
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
-_PAUSE = 0.02  # s between tries to reach a producer that may be starting again
+_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # s between tries to reach a producer that may be starting again
 
 
 class RdmaBackend(BlockingBackend):
@@ -253,7 +253,7 @@ class RdmaBackend(BlockingBackend):
                 raise trouble or StoreUnavailableError("what is asked for moves faster than it can be read")
             tries += 1
             if left and tries > 1:
-                time.sleep(_PAUSE)
+                time.sleep(min(_PAUSE * 2 ** min(tries - 2, 8), _LONGEST_PAUSE))
         return [each for each in found if each is not None]
 
     def _fetch_one(self, request: GetRequest, client: MetadataClient, deadline: float, view: bool) -> Blob | None:
