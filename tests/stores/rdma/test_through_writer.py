@@ -198,14 +198,19 @@ def test_a_lingering_worker_ends_in_time(place: Place) -> None:
             store.get("x:1")
 
 
+def leave_behind(place: Place) -> None:
+    """Hands x:1 over, and kills engine and worker."""
+    with place.engine("x:1", linger=0) as engine:
+        assert engine.stdout is not None
+        worker = int(engine.stdout.readline())
+        engine.kill()
+        os.kill(worker, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{worker}"))
+
+
 def test_the_next_engine_takes_over_after_engine_and_worker_were_killed(place: Place) -> None:
     with open_store(place.config(), schema=SCHEMA) as store:
-        with place.engine("x:1", linger=0) as engine:
-            assert engine.stdout is not None
-            worker = int(engine.stdout.readline())
-            engine.kill()
-            os.kill(worker, signal.SIGKILL)
-        until(lambda: not os.path.exists(f"/proc/{worker}"))
+        leave_behind(place)
         with place.writer(linger=0) as writer:
             assert np.array_equal(read(store, "x:1")[0, 0], np.arange(4))
             writer.submit("x:2", routing(2)).result(PATIENCE)
@@ -248,12 +253,7 @@ def clean(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_clean_leaves_what_the_next_engine_takes_over(place: Place) -> None:
     with open_store(place.config(), schema=SCHEMA) as store:
-        with place.engine("x:1", linger=0) as engine:
-            assert engine.stdout is not None
-            worker = int(engine.stdout.readline())
-            engine.kill()
-            os.kill(worker, signal.SIGKILL)
-        until(lambda: not os.path.exists(f"/proc/{worker}"))
+        leave_behind(place)
         assert clean(place).returncode == 1
         with place.writer(linger=0):
             assert np.array_equal(read(store, "x:1")[0, 0], np.arange(4))

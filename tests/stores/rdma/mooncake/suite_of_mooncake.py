@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-
-import pytest
+from typing import Any, ClassVar
 
 from fastdeploy_routing_plugins.testing import BackendConformance
 
+from ..kit import RdmaKit
 
-class TestRdmaOverMooncake(BackendConformance):
-    store = "rdma"
-    persistent = False  # objects go with the process that put them
 
-    folder = ""
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _folder(cls):
-        with tempfile.TemporaryDirectory(prefix="fd-routing-kit-", dir="/dev/shm") as cls.folder:
-            yield
-
-    def config(self, tmp_path):
-        return {"transport": "rdma", "allow_tcp": True, "arena_dir": self.folder, "capacity": 48 << 20}
+class TestRdmaOverMooncake(RdmaKit, BackendConformance):
+    options: ClassVar[dict[str, Any]] = {"transport": "rdma", "allow_tcp": True}
