@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import BlockingBackend
 from ..errors import StoreClosedError
-from ..store.bridge import LoopThread, as_async
+from ..store.bridge import LoopThread, as_async, moves_many
 from ..store.routing_store import RoutingStore
 from ..store.sync import SyncStore
 from . import bulk, gathering
@@ -92,7 +92,7 @@ class Concurrent:
 
 def _lanes(backend: Backend | BlockingBackend) -> int:
     """How many fetches are made at the same time; one that moves many objects in one go is not helped by others."""
-    if not isinstance(backend, BlockingBackend) or type(backend)._get_many is not BlockingBackend._get_many:
+    if not isinstance(backend, BlockingBackend) or moves_many(backend):
         return 1
     return min(backend.threads, max(2, os.cpu_count() or 2))
 

@@ -153,6 +153,11 @@ def as_async(backend: Backend | BlockingBackend, *, bare: bool = False) -> Backe
     return backend if isinstance(backend, Backend) else _Threads(backend, bare=bare)
 
 
+def moves_many(backend: Backend | BlockingBackend) -> bool:
+    """Whether a backend moves many objects in one go: then several fetches at the same time are no help."""
+    return not isinstance(backend, BlockingBackend) or type(backend)._get_many is not BlockingBackend._get_many
+
+
 def inline(backend: BlockingBackend) -> Backend:
     """Returns a backend whose coroutines never suspend: they run in the thread of whoever drives them."""
     return _Calls(backend)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import Backend, BlockingBackend
 from ..errors import StoreUnavailableError
-from .bridge import LoopThread, inline, run_inline
+from .bridge import LoopThread, inline, moves_many, run_inline
 from .direct import Direct, direct
 from .routing_store import RoutingStore
 
@@ -41,6 +41,7 @@ class SyncStore:
         self.namespace = resolved.namespace
         self.producer = resolved.producer
         backend = resolved.create_backend()
+        self._moves_many = moves_many(backend)
         self._loop: LoopThread | None = None
         self._run: Callable[[Coroutine[Any, Any, Any]], Any]
         self._direct: Direct | None = None
@@ -106,8 +107,7 @@ class SyncStore:
     @property
     def moves_many(self) -> bool:
         """Whether this is a blocking backend that moves many objects in one go."""
-        blocking = getattr(self._store._objects._backend, "blocking", None)
-        return blocking is not None and type(blocking)._get_many is not BlockingBackend._get_many
+        return self._loop is None and self._moves_many
 
     @property
     def loop(self) -> LoopThread | None:
