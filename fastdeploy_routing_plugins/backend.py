@@ -18,95 +18,27 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from .buffer import Buffer, LentBlock
 from .errors import AbsentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from .arena.file import ArenaFile
     from .errors import RoutingError
+
+__all__ = ["Backend", "Blob", "BlockingBackend", "Buffer", "GetRequest", "LentBlock", "Ranges", "poll_until_changed"]
 
 Ranges = Sequence[tuple[int, int]]
 """Half-open byte ranges ``(start, stop)`` of a payload, ascending, disjoint; ``()`` asks for the header only."""
 
 POLL_FIRST = 0.001
 POLL_LIMIT = 0.05
+COLLECTED = 16  # objects that ``_collect`` gets at once
 
 
-@dataclass(frozen=True, slots=True)
-class LentBlock:
-    """Where a lent payload lies in shared memory, for a backend that lets readers look at it there.
-
-    Attributes:
-        arena: The engine's arena.
-        page: First page of the payload's block.
-        generation: That block's generation: another one means that the block was reused.
-        payload_at: Where the payload begins, in bytes from the start of the arena's file.
-        again: Whether a process that died had put it already. It may have been deleted since, and then it is no error
-            that a backend, which knows of that, does not keep it.
-    """
-
-    arena: ArenaFile
-    page: int
-    generation: int
-    payload_at: int
-    again: bool = False
-
-
-class Buffer:
-    """A payload on its way into a backend.
-
-    Attributes:
-        data: The payload as a flat, read-only memoryview of bytes. Valid until ``_put`` returns.
-        shape: ``(layers, tokens, top_k)``, or ``()`` for seals and abort marks, whose payload is empty.
-        dtype: ``"uint8"``, ``"uint16"`` or ``"uint32"``, little-endian.
-        block: Where in shared memory the payload lies, if it is lent from an engine's arena.
-    """
-
-    __slots__ = ("_on_release", "block", "data", "dtype", "shape")
-
-    def __init__(
-        self,
-        data: memoryview,
-        shape: tuple[int, ...] = (),
-        dtype: str = "uint8",
-        *,
-        on_release: Callable[[], None] | None = None,
-        block: LentBlock | None = None,
-    ) -> None:
-        self.data = data
-        self.shape = shape
-        self.dtype = dtype
-        self.block = block
-        self._on_release = on_release
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the payload in bytes."""
-        return self.data.nbytes
-
-    @property
-    def lent(self) -> bool:
-        """Whether the owner leaves the memory alone until ``release``; otherwise it is the caller's after the put."""
-        return self._on_release is not None
-
-    def __repr__(self) -> str:
-        return f"Buffer({self.nbytes} bytes, shape={self.shape}, dtype={self.dtype})"
-
-    def retain(self) -> Buffer:
-        """Returns a buffer of this content that stays valid until ``release``: a copy, unless the owner lends it."""
-        return self if self.lent else Buffer(memoryview(bytes(self.data)), self.shape, self.dtype)
-
-    def release(self) -> None:
-        """Gives a retained buffer back to its owner. Harmless when nobody waits for it."""
-        if self._on_release is not None:
-            callback, self._on_release = self._on_release, None
-            callback()
-
-
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(msgspec.Struct, frozen=True):
     """A stored object, or some of it.
 
     Attributes:
@@ -121,8 +53,7 @@ class Blob:
         return f"Blob(header of {len(self.header)} bytes, {len(self.payload)} pieces)"
 
 
-@dataclass(frozen=True, slots=True)
-class GetRequest:
+class GetRequest(msgspec.Struct, frozen=True):
     """One item of ``_get_many``; see ``_get`` for the fields."""
 
     name: str
@@ -301,6 +232,34 @@ class BlockingBackend(ABC):
     def _look(self, prefix: str, view: bool) -> tuple[list[str], Blob | None]:
         """See ``Backend``."""
         return self._list(prefix), None
+
+    def _collect(
+        self,
+        prefixes: Sequence[str],
+        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
+        deliver: Callable[[int, Blob], None],
+    ) -> None:
+        """Lists prefixes, and hands over what is wanted of what lies there; leaves out what is not to be had.
+
+        Overridden where one object can be handed over while others are on their way, or where listing and getting are
+        one question. What is left out, for whatever reason, is asked for again by other verbs, which tell why.
+
+        Args:
+            prefixes: As in ``_list``.
+            choose: Told, by index, of the names under each prefix, before anything is handed over; says what to get.
+            deliver: Takes the objects asked for under a prefix, in order. What it does not keep may be used again. The
+                bytes may lie in the store's own memory, as with ``_view_many``.
+        """
+        wanted = [
+            (index, request)
+            for index, names in enumerate(self._list_many(prefixes))
+            for request in choose(index, names)
+        ]
+        for at in range(0, len(wanted), COLLECTED):
+            some = wanted[at : at + COLLECTED]
+            for (index, _), found in zip(some, self._view_many([request for _, request in some]), strict=True):
+                if not isinstance(found, AbsentError):
+                    deliver(index, found)
 
     def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """See ``Backend``."""

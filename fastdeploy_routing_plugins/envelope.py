@@ -99,7 +99,11 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
 
     def schema(self) -> RoutingSchema:
         """The model's schema."""
-        return _schema(self.num_experts, self.top_k, self.layer_ids)
+        return _model(self.num_experts, self.top_k, self.layer_ids).schema
+
+    def model(self) -> Model:
+        """The model's schema, and what follows from it."""
+        return _model(self.num_experts, self.top_k, self.layer_ids)
 
     def is_called(self, name: str) -> bool:
         """Whether this is the header of a name, in the usual case; False may also mean that ``name`` has to tell."""
@@ -113,14 +117,14 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
             what = parse_object(last)  # remembered: the name was listed a moment ago
         except InvalidKeyError:
             return False
-        schema = self.schema()
+        model = self.model()
         return isinstance(what, PartName) and (
             what.part.tokens == self.tokens
             and what.part.layers == self.layers
             and what.total_tokens == self.total_tokens
-            and what.total_layers == schema.num_layers
-            and what.row_bytes == schema.row_bytes
-            and what.schema == schema.fingerprint
+            and what.total_layers == model.num_layers
+            and what.row_bytes == model.row_bytes
+            and what.schema == model.fingerprint
         )
 
     def part(self) -> Part:
@@ -149,10 +153,20 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
         )
 
 
+class Model(msgspec.Struct, frozen=True):
+    """A schema, and what follows from it: one object for the many headers of a model."""
+
+    schema: RoutingSchema
+    num_layers: int
+    dtype: str
+    row_bytes: int
+    fingerprint: str
+
+
 @lru_cache(maxsize=64)
-def _schema(num_experts: int, top_k: int, layer_ids: tuple[int, ...]) -> RoutingSchema:
-    """One schema object for the many headers of a model."""
-    return RoutingSchema(num_experts, top_k, layer_ids)
+def _model(num_experts: int, top_k: int, layer_ids: tuple[int, ...]) -> Model:
+    schema = RoutingSchema(num_experts, top_k, layer_ids)
+    return Model(schema, schema.num_layers, schema.dtype, schema.row_bytes, schema.fingerprint)
 
 
 class SealHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="seal", kw_only=True):
@@ -203,9 +217,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def _line_digest(magic: bytes, body: bytes | memoryview) -> bytes:
-    state = xxhash.xxh3_64(magic)
-    state.update(body)
-    return state.hexdigest().encode()
+    return xxhash.xxh3_64_hexdigest(b"%s%s" % (magic, body)).encode()
 
 
 def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = None) -> Header:
@@ -256,7 +268,7 @@ def _check_format(version: bytes, name: str | None) -> None:
 def _check_header(header: Header) -> None:
     """Raises for what the header's name does not show; composing the name checks the rest."""
     if isinstance(header, PartHeader):
-        if header.dtype != header.schema().dtype:
+        if header.dtype != header.model().dtype:
             raise InvalidRecordError(f"dtype {header.dtype!r} is not that of {header.num_experts} experts")
         num_layers = header.layers[1] - header.layers[0]
         if num_layers < 1 or len(header.digests) != num_layers * header.chunks * _DIGEST_DIGITS:
@@ -309,7 +321,7 @@ def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int
     Raises:
         CorruptDataError: A chunk is not what was written; the message names it.
     """
-    row_bytes = header.schema().row_bytes
+    row_bytes = header.model().row_bytes
     layer_bytes = (tokens[1] - tokens[0]) * row_bytes
     found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes).hex()
     first, per_layer = tokens[0] // CHUNK_TOKENS, -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 from ..errors import LengthMismatchError, NotFoundError
 from ..spec import Capability
@@ -31,8 +33,7 @@ Reading: TypeAlias = "RoutingRecord | RoutingShare"
 _ANEW = 16  # times that a share is read again because a new attempt came in between
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One rollout, or some of it; ``RoutingReader.get`` says what the fields mean.
 
     Attributes:
@@ -52,6 +53,11 @@ class Ask:
     length: int | None = None
     fresh: Freshness | None = None
     rank: RankLayout | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the rollout is asked for."""
+        return self.rank is None and self.layers is None and self.tokens is None and self.layer_ids is None
 
     @property
     def what(self) -> tuple[object, ...]:

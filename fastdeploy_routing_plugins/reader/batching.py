@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..errors import InvalidKeyError, InvalidRecordError, StoreError, UnsupportedError
 from ..keys import as_int, shown
@@ -16,6 +17,7 @@ from .alignment import ROWS, place
 from .asking import Ask
 from .batch import RoutingBatch
 from .building import build
+from .places import Places
 from .staleness import Freshness
 
 if TYPE_CHECKING:
@@ -154,6 +156,11 @@ class Terms:
         layers = None if ranges[0] == (0, self.schema.num_layers) else ranges[0]
         return replace(ask, layers=layers, tokens=tokens, length=None, rank=None)
 
+    def places(self, count: int, side: object) -> Places:
+        """Returns where a batch of this will lie, as far as that can be told before it was read."""
+        usual = not self.shared and self.tokens is None and self.rows == "n"
+        return Places(self.schema, count if usual else 0, len(self.held), self.pad_to, side)
+
     def batch(
         self,
         items: Sequence[Reading | StoreError],
@@ -161,6 +168,7 @@ class Terms:
         side: Side,
         fill: int | None,
         fresh: Freshness | None,
+        places: Places | None = None,
     ) -> RoutingBatch:
         """Makes the batch of what was read.
 
@@ -170,6 +178,7 @@ class Terms:
             side: See ``RoutingBatch.build``.
             fill: See ``RoutingBatch.build``.
             fresh: Rows of older weights lose their place in the mask.
+            places: Where ``items`` may lie already.
         """
         pad_to = self.pad_to
         if self.shared and self.rank is not None:
@@ -179,7 +188,10 @@ class Terms:
             how = {"num_tokens": self.num_tokens, "rows": self.rows, "tokens": self.tokens}
         # Not RoutingBatch.build, which imports this when it is first called: a fork must not meet it half imported.
         batch = RoutingBatch(
-            **build(items, keys, schema=self.schema, layer_ids=self.held, pad_to=pad_to, side=side, fill=fill, **how)
+            **build(
+                items, keys, schema=self.schema, layer_ids=self.held, pad_to=pad_to, side=side, fill=fill,
+                places=places, **how,
+            )
         )  # fmt: skip
         for index, item in enumerate(items):
             if fresh is not None and not isinstance(item, StoreError):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arena.pool import Pool
 from ..errors import InvalidRecordError, StoreError
 from ..keys import as_int, as_key, shown
 from ..names import MAX_TOKENS
 from ..record import RoutingRecord
 from .alignment import Placement, kept, place
 from .padding import check_fill, period, spread_rows
+from .places import new_batch
 from .share import RoutingShare
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from ..arrays import IntArray
     from ..keys import RoutingKey
     from ..schema import RoutingSchema
+    from .places import Places
 
 SIDES = ("right", "left")
 
@@ -58,6 +57,7 @@ def build(
     pad_to: int | None,
     side: Any,
     fill: int | None,
+    places: Places | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of a ``RoutingBatch``; its ``build`` says what the arguments mean and what is raised."""
     if side not in SIDES:
@@ -72,7 +72,7 @@ def build(
     schema = _schema(records, schema)
     layers = _layers(records, schema, layer_ids)
     samples = _samples(found, names, num_tokens, rows, tokens)
-    routing, mask = _fit(samples, schema, len(layers), _width(samples, pad_to), side, fill)
+    routing, mask = _fit(samples, schema, len(layers), _width(samples, pad_to), side, fill, places)
     return {
         "routing": routing,
         "mask": mask,
@@ -192,36 +192,37 @@ def _width(samples: list[_Sample], pad_to: int | None) -> int:
 
 
 def _fit(
-    samples: list[_Sample], schema: RoutingSchema, layers: int, width: int, side: str, fill: int | None
+    samples: list[_Sample],
+    schema: RoutingSchema,
+    layers: int,
+    width: int,
+    side: str,
+    fill: int | None,
+    places: Places | None,
 ) -> tuple[IntArray, Any]:
-    dtype = np.dtype(schema.dtype)
-    shape = (len(samples), layers, width, schema.top_k)
-    memory = _memory().take(math.prod(shape) * dtype.itemsize)
-    routing: IntArray = np.frombuffer(memory, dtype).reshape(shape)
+    routing = None if places is None else places.routing
+    if routing is None or routing.shape != (len(samples), layers, width, schema.top_k):
+        routing, places = new_batch(schema, len(samples), layers, width), None
     mask = np.zeros((len(samples), width), np.bool_)
     gaps: list[tuple[int, int, int]] = []
     for index, each in enumerate(samples):
         first, last = each.recorded(width, side)
         if each.routing is not None and first < last:
             begin = each.put.rows[0] - each.first_row
-            routing[index, :, first:last] = each.routing[:, begin : begin + each.put.count]
+            whole = not begin and each.put.count == each.routing.shape[1]
+            if not (whole and places is not None and places.lies(index, each.routing, first)):
+                routing[index, :, first:last] = each.routing[:, begin : begin + each.put.count]
             mask[index, first:last] = True
         if last - first < width:
             gaps += [(index, *gap) for gap in ((0, first), (last, width)) if gap[0] < gap[1]]
     if fill is not None:
-        number = check_fill(fill, dtype)
+        number = check_fill(fill, routing.dtype)
         for index, first, last in gaps:
             routing[index, :, first:last] = number
     else:
         for (index, first, last), rows in zip(gaps, _runs(gaps, schema), strict=True):
             routing[index, :, first:last] = rows
     return routing, mask
-
-
-@lru_cache(maxsize=1)
-def _memory() -> Pool:
-    """Memory of batches that nothing refers to any more; in fresh memory a batch takes several times as long."""
-    return Pool()
 
 
 def _runs(gaps: list[tuple[int, int, int]], schema: RoutingSchema) -> Iterator[IntArray]:

@@ -16,7 +16,8 @@ from ..errors import StoreClosedError
 from ..store.bridge import LoopThread, as_async, moves_many
 from ..store.routing_store import RoutingStore
 from ..store.sync import SyncStore
-from . import bulk, gathering
+from . import gathering
+from .at_once import read_at_once
 from .prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..store.fetching import Clock
     from .asking import Ask, Reading
     from .handle import ReaderHandle
+    from .places import Places
 
 T = TypeVar("T")
 
@@ -121,17 +123,16 @@ class Opened:
         if concurrent is not None:
             concurrent.loop.stop(0.0)  # a reader that was dropped, not closed, leaves no thread behind
 
-    def read_at_once(self, asks: Sequence[Ask]) -> dict[int, Reading]:
+    def read_at_once(self, asks: Sequence[Ask], places: Places) -> dict[int, Reading]:
         """Returns, by index, what of several asks is there in one part: read in the calling thread, one fetch for all.
 
         Only of a blocking backend that moves many objects in one go; waking other threads would cost more.
         """
-        found: dict[int, Reading] = {}
         begun = self._concurrent
-        if self._bulk and len(asks) > 1:
-            wanted = [pair for pair in enumerate(asks) if begun is None or pair[1] not in begun.prefetched]
-            self.store.run(lambda store: bulk.read_what_is_there(store, wanted, 0, found.__setitem__))
-        return found
+        if not self._bulk or len(asks) < 2:
+            return {}
+        wanted = [pair for pair in enumerate(asks) if begun is None or pair[1] not in begun.prefetched]
+        return read_at_once(self.store, wanted, places)
 
     @property
     def begun(self) -> Concurrent | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .alignment import Rows
     from .asking import Ask, Reading
     from .batch import RoutingBatch, Side
+    from .places import Places
     from .staleness import Freshness, StaleSpan
 
     Key = str | RoutingKey
@@ -227,15 +228,22 @@ class RoutingReader(ReaderHandle):
             view=True, fresh=None if mask else fresh, num_tokens=num_tokens, rows=rows, tokens=tokens, pad_to=pad_to,
         )  # fmt: skip
         asks = terms.asks(keys)
-        once = {(ask.what, ask.recorded): ask for ask in asks}
         clock = Clock(timeout)
-        by_what = dict(zip(once, self._all_of(list(once.values()), clock, mask=mask), strict=True))
-        items = [by_what[ask.what, ask.recorded] for ask in asks]
-        return terms.batch(items, keys, side, fill, fresh if mask else None)
+        if len(set(keys)) == len(keys):
+            places = terms.places(len(keys), side)
+            items = self._all_of(asks, clock, places, mask=mask)
+        else:
+            places = terms.places(0, side)
+            once = {(ask.what, ask.recorded): ask for ask in asks}
+            by_what = dict(zip(once, self._all_of(list(once.values()), clock, places, mask=mask), strict=True))
+            items = [by_what[ask.what, ask.recorded] for ask in asks]
+        return terms.batch(items, keys, side, fill, fresh if mask else None, places)
 
-    def _all_of(self, asks: Sequence[Ask], clock: Clock, *, mask: bool) -> Sequence[Reading | StoreError]:
+    def _all_of(
+        self, asks: Sequence[Ask], clock: Clock, places: Places, *, mask: bool
+    ) -> Sequence[Reading | StoreError]:
         own = self._own()
-        have = own.read_at_once(asks)
+        have = own.read_at_once(asks, places)
         if len(have) == len(asks):
             return [have[index] for index in range(len(asks))]
         to = own.concurrent()

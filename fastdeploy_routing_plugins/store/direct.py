@@ -1,10 +1,11 @@
-"""The usual get of plain code, without coroutines: all of a rollout is there, and a blocking backend gives it along.
+"""The usual reads of plain code, without coroutines: whole rollouts that are there, in a blocking backend.
 
 What is not like that, and whatever goes wrong, is left to ``fetching``, which tells why.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..backend import BlockingBackend
@@ -13,9 +14,13 @@ from . import reading
 from .assemble import Attempts
 from .fetching import Clock, sole_record
 from .forks import at_work
+from .guarding import is_sound
 from .objects import READABLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..backend import Blob, GetRequest
     from ..keys import RoutingKey
     from ..record import RoutingRecord
     from .routing_store import RoutingStore
@@ -33,12 +38,16 @@ class Direct:
         self._store = store
         self._objects = store._objects
         self._look = blocking._look
+        self._gives_along = type(blocking)._look is not BlockingBackend._look
+        self._collect = blocking._collect
         self._run = at_work().run
 
     def get(
         self, key: str | RoutingKey, choice: int, timeout: float, min_attempt: int, verify: bool, view: bool
     ) -> RoutingRecord | None:
         """Returns a whole rollout; None if it has to be looked for in the general way. See ``RoutingStore.get``."""
+        if not self._gives_along:
+            return None
         store = self._store
         self._objects.need(READABLE)
         key = as_key(key, choice)
@@ -55,7 +64,18 @@ class Direct:
         piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
         return sole_record(store.schema, key, sole[0], piece, *reading.decode_piece(piece, blob, verify=verify))
 
+    def collect(
+        self,
+        prefixes: Sequence[str],
+        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
+        deliver: Callable[[int, Blob], None],
+    ) -> None:
+        """Hands over what is there of several rollouts; see ``BlockingBackend._collect``. What fails is left out."""
+        self._objects.need(READABLE)
 
-def direct(store: RoutingStore, backend: BlockingBackend) -> Direct | None:
-    """Returns the direct way to a store; None if its backend gives nothing along with a listing."""
-    return None if type(backend)._look is BlockingBackend._look else Direct(store, backend)
+        def sound(index: int, blob: Blob) -> None:
+            if is_sound(blob):
+                deliver(index, blob)
+
+        with suppress(Exception):  # the general way meets it again
+            self._run(self._collect, prefixes, choose, sound)

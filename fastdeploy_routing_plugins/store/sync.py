@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..backend import Backend, BlockingBackend
 from ..errors import StoreUnavailableError
 from .bridge import LoopThread, inline, moves_many, run_inline
-from .direct import Direct, direct
+from .direct import Direct
 from .routing_store import RoutingStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from ..backend import Blob, GetRequest
     from ..keys import RoutingKey
     from ..record import RoutingRecord, WeightSpan
     from ..resolver import ResolvedStore
@@ -48,7 +49,7 @@ class SyncStore:
         if isinstance(backend, BlockingBackend):
             self._store = RoutingStore(resolved, inline(backend), schema, call_limit=None, shared_loop=False)
             self._run = run_inline
-            self._direct = direct(self._store, backend)
+            self._direct = Direct(self._store, backend)
         else:
             assert isinstance(backend, Backend)
             self._store = RoutingStore(resolved, backend, schema)
@@ -113,6 +114,16 @@ class SyncStore:
     def loop(self) -> LoopThread | None:
         """Where the coroutines of an asynchronous backend run; a blocking one has none, but the caller's thread."""
         return self._loop
+
+    def collect(
+        self,
+        prefixes: Sequence[str],
+        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
+        deliver: Callable[[int, Blob], None],
+    ) -> None:
+        """Hands over what a blocking backend has of several rollouts; see ``BlockingBackend._collect``."""
+        if self._direct is not None:
+            self._direct.collect(prefixes, choose, deliver)
 
     def linger(self) -> None:
         """See ``RoutingStore.linger``."""

@@ -15,7 +15,6 @@ from ...errors import (
     AlreadyExistsError,
     DeletedError,
     EvictedError,
-    NotFoundError,
     ProducerLostError,
     RoutingError,
     StoreClosedError,
@@ -24,19 +23,17 @@ from ...errors import (
 )
 from ...store.assemble import Attempts
 from .metadata.client import MetadataClient, Security
-from .place import Place, decode
 from .producing import Producer, host_id, make_endpoint
+from .pulling import Puller
 from .shelf import ShelfText
 from .succession import awaits_heir
-from .transport.base import Wanted
 from .transport.choose import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ...spec import StoreContext
     from .config import RdmaConfig
-    from .metadata.client import Entry
     from .transport.rdma import RdmaEndpoint
 
 _GONE: dict[str, tuple[type[RoutingError], str]] = {
@@ -46,7 +43,6 @@ _GONE: dict[str, tuple[type[RoutingError], str]] = {
     "lost": (ProducerLostError, "the process that held it died"),
 }
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
-_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # s between tries to reach a producer that may be starting again
 
 
 class RdmaBackend(BlockingBackend):
@@ -64,6 +60,7 @@ class RdmaBackend(BlockingBackend):
         self._lock = threading.Lock()
         self._client: MetadataClient | None = None
         self._sources: Sources | None = None
+        self._puller: Puller | None = None
         self._endpoint: RdmaEndpoint | None = None
         self._producer: Producer | None = None
         self._closed = False
@@ -83,6 +80,7 @@ class RdmaBackend(BlockingBackend):
         self._host = host_id()
         self._endpoint = make_endpoint(config)
         self._sources = Sources(config, self._host, self._endpoint, lives=self._client.lives)
+        self._puller = Puller(self._client, self._sources, config.timeout, lambda: self._producer)
         self._inherit()
 
     def _inherit(self) -> None:
@@ -127,6 +125,11 @@ class RdmaBackend(BlockingBackend):
             raise StoreClosedError("the store is closed" if self._closed else "the store is not open")
         return client
 
+    def _pulling(self) -> Puller:
+        self._metadata()
+        assert self._puller is not None
+        return self._puller
+
     def _producing(self) -> Producer:
         """Returns this process's producer; makes it for the first put."""
         producer = self._producer
@@ -151,7 +154,7 @@ class RdmaBackend(BlockingBackend):
     def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         other = self._producing().put(name, header, payload)
         if other is not None:
-            stored = self._fetch([GetRequest(name, ())], view=False)[0]
+            stored = self._pulling().fetch([GetRequest(name, ())], view=False)[0]
             if isinstance(stored, AbsentError):
                 raise StoreUnavailableError(f"{name} was stored by another producer, and is gone again") from stored
             raise AlreadyExistsError(f"{name} exists", header=stored.header)
@@ -189,7 +192,15 @@ class RdmaBackend(BlockingBackend):
             return listing.names, None  # what is not whole yet is not moved in vain
         entry = listing.entries[0]
         request, deadline = GetRequest(entry.name), time.monotonic() + self._config.timeout
-        return listing.names, self._attempt(request, entry, deadline, view)
+        return listing.names, self._pulling().attempt(request, entry, deadline, view)
+
+    def _collect(
+        self,
+        prefixes: Sequence[str],
+        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
+        deliver: Callable[[int, Blob], None],
+    ) -> None:
+        self._pulling().collect(prefixes, choose, deliver)
 
     def _list_many(self, prefixes: Sequence[str]) -> list[list[str]]:
         return [listing.names for listing in self._metadata().listing(prefixes)]
@@ -202,93 +213,13 @@ class RdmaBackend(BlockingBackend):
         return self._metadata().wait(prefix, seen, deadline).names
 
     def _get(self, name: str, ranges: Ranges | None = None) -> Blob:
-        blob = self._fetch([GetRequest(name, ranges)], view=False)[0]
+        blob = self._pulling().fetch([GetRequest(name, ranges)], view=False)[0]
         if isinstance(blob, AbsentError):
             raise blob
         return blob
 
     def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
-        return self._fetch(requests, view=False)
+        return self._pulling().fetch(requests, view=False)
 
     def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
-        return self._fetch(requests, view=True)
-
-    def _fetch(self, requests: Sequence[GetRequest], *, view: bool) -> list[Blob | AbsentError]:
-        """Fetches objects from whoever has them; goes after those that moved meanwhile."""
-        client = self._metadata()
-        deadline = time.monotonic() + self._config.timeout
-        if len(requests) == 1:
-            sole = self._fetch_one(requests[0], client, deadline, view)
-            if sole is not None:
-                return [sole]
-        found: list[Blob | AbsentError | None] = [None] * len(requests)
-        left = list(range(len(requests)))
-        tries = 0
-        while left:
-            entries = client.lookup([requests[index].name for index in left])
-            homes: dict[str, list[tuple[int, Entry]]] = {}
-            for index, entry in zip(left, entries, strict=True):
-                if isinstance(entry, AbsentError):
-                    found[index] = entry
-                elif isinstance(entry, RoutingError):
-                    raise entry
-                else:
-                    homes.setdefault(entry.owner, []).append((index, entry))
-            left, trouble = [], None
-            for owner, items in homes.items():
-                try:
-                    blobs = self._from(owner, [(requests[index], entry) for index, entry in items], deadline, view)
-                except StoreUnavailableError as err:
-                    trouble = err
-                    left += [index for index, _ in items]
-                    continue
-                for (index, _), blob in zip(items, blobs, strict=True):
-                    if isinstance(blob, NotFoundError) and blob.facts.get("moved"):
-                        left.append(index)
-                    elif isinstance(blob, RoutingError) and not isinstance(blob, AbsentError):
-                        raise blob
-                    else:
-                        found[index] = blob
-            if left and time.monotonic() >= deadline:
-                raise trouble or StoreUnavailableError("what is asked for moves faster than it can be read")
-            tries += 1
-            if left and tries > 1:
-                time.sleep(min(_PAUSE * 2 ** min(tries - 2, 8), _LONGEST_PAUSE))
-        return [each for each in found if each is not None]
-
-    def _fetch_one(self, request: GetRequest, client: MetadataClient, deadline: float, view: bool) -> Blob | None:
-        """Returns one object if it is where the service says; None if something has to be seen to."""
-        entry = client.lookup([request.name])[0]
-        return None if isinstance(entry, RoutingError) else self._attempt(request, entry, deadline, view)
-
-    def _attempt(self, request: GetRequest, entry: Entry, deadline: float, view: bool) -> Blob | None:
-        try:
-            blob = self._from(entry.owner, [(request, entry)], deadline, view)[0]
-        except StoreUnavailableError:
-            return None
-        return blob if isinstance(blob, Blob) else None
-
-    def _from(
-        self, owner: str, items: Sequence[tuple[GetRequest, Entry]], deadline: float, view: bool
-    ) -> list[Blob | RoutingError]:
-        producer = self._producer
-        if producer is not None and producer.owner == owner:
-            return [self._own(producer, request) for request, _ in items]
-        wanted = [Wanted(request.name, decode(entry.place, Place), request.ranges) for request, entry in items]
-        client, sources = self._metadata(), self._sources
-        assert sources is not None
-        newest = max(each.place.arena for each in wanted)
-        info = client.owner(owner)
-        if newest >= len(info.arenas):
-            info = client.owner(owner, info.revision + 1)
-        return sources.get(info).read(wanted, deadline, view=view)
-
-    def _own(self, producer: Producer, request: GetRequest) -> Blob | RoutingError:
-        """Reads what this process holds itself."""
-        lease = producer.shelf.lease_own(request.name)
-        if lease is None:
-            return NotFoundError(f"{request.name} was deleted", moved=True)
-        with lease as (header, payload):
-            if request.ranges is None:
-                return Blob(header, (bytes(payload),))
-            return Blob(header, tuple(bytes(payload[start:stop]) for start, stop in request.ranges))
+        return self._pulling().fetch(requests, view=True)

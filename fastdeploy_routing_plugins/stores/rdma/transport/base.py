@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import msgspec
 
+from ....backend import Blob
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from ....backend import Blob, Ranges
+    from ....backend import Ranges
     from ....errors import RoutingError
     from ..place import Place
+
+_AT_ONCE: Final = 16 << 20  # bytes of objects that are fetched together, where they do not come one by one
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -58,9 +62,41 @@ class Source(ABC):
             CorruptDataError: what came is not what the protocol allows.
         """
 
+    def each(
+        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
+    ) -> None:
+        """Fetches objects and hands each over, with its index, as soon as it is there; leaves out those that are not.
+
+        Args:
+            wanted: What to fetch.
+            deadline: When to give up, in ``time.monotonic()``.
+            deliver: Takes an object. What it does not keep is used again for the next ones.
+            view: See ``read``.
+
+        Raises:
+            RoutingError: As ``read``; what was handed over before is good.
+        """
+        for start, stop in _portions(wanted):
+            for index, found in enumerate(self.read(wanted[start:stop], deadline, view=view), start):
+                if isinstance(found, Blob):
+                    deliver(index, found)
+
     @abstractmethod
     def close(self) -> None:
         """Frees everything; what was handed out stays valid."""
+
+
+def _portions(wanted: Sequence[Wanted]) -> Iterator[tuple[int, int]]:
+    """Yields ranges of objects that do not take too much memory together."""
+    start = size = 0
+    for index, each in enumerate(wanted):
+        nbytes = each.place.payload_bytes
+        if index > start and size + nbytes > _AT_ONCE:
+            yield start, index
+            start, size = index, 0
+        size += nbytes
+    if start < len(wanted):
+        yield start, len(wanted)
 
 
 class Holdings(Protocol):

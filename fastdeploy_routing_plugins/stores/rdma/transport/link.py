@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .base import Wanted
 
 _WINDOW: Final = 16 << 10  # bytes of requests without a reply; both kernels have room for them, so nobody waits
+_TOGETHER: Final = 512 << 10  # bytes of small replies that are received together; they stay in the processor's cache
 _NOTHING: Final = memoryview(b"")
 
 
@@ -54,6 +55,7 @@ class Job(msgspec.Struct):
         number: The request's number.
         request: The request's bytes.
         result: What came.
+        done: Whether the result was handed over already.
     """
 
     wanted: Wanted
@@ -62,6 +64,7 @@ class Job(msgspec.Struct):
     number: int
     request: bytes
     result: Blob | RoutingError | None = None
+    done: bool = False
 
 
 class Link:
@@ -138,8 +141,13 @@ class Link:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def fetch(self, jobs: Sequence[Job], deadline: float) -> None:
+    def fetch(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None] = lambda job: None) -> None:
         """Fetches objects; each job has its result as soon as it is there.
+
+        Args:
+            jobs: What to fetch.
+            deadline: When to give up.
+            arrived: Told of each job as soon as it has its result, while others are still on their way.
 
         Raises:
             TimeoutError: the deadline passed.
@@ -147,9 +155,9 @@ class Link:
             StoreUnavailableError: the producer cannot serve now.
             CorruptDataError: what came is not what was asked for.
         """
-        sent = waiting = 0
+        at = sent = waiting = 0
         ahead = False  # whether the next reply's head is there
-        for index, job in enumerate(jobs):
+        while at < len(jobs):
             batch: list[bytes] = []
             if waiting <= _WINDOW // 2:
                 while sent < len(jobs) and (not waiting or waiting + len(jobs[sent].request) <= _WINDOW):
@@ -158,18 +166,23 @@ class Link:
                     sent += 1
             if batch:
                 self._stream.send(b"".join(batch), deadline)
-            if not ahead and sent == index + 1 and job.nbytes < FEW:
-                self._take_alone(job, deadline)
+            before, job = at, jobs[at]
+            if job.nbytes < FEW:
+                at += self._take_some(_small(jobs[at:sent]), deadline, arrived)
             else:
                 if not ahead:
                     self._stream.fill([self._head], deadline)
-                ahead = index + 1 < sent
+                at += 1
+                ahead = at < sent and jobs[at].nbytes >= FEW
                 self._take(job, [self._head] if ahead else [], deadline)
-            waiting -= len(job.request)
+                arrived(job)
+            waiting -= sum([len(job.request) for job in jobs[before:at]])
+        if self._stream.unread_bytes:
+            raise CorruptDataError(f"the producer at {self._where} sends more than was asked for")
 
     def _take(self, job: Job, after: list[memoryview], deadline: float) -> None:
         """Receives what follows a reply's head, and what comes after the reply."""
-        reply = self._reply(job)
+        reply = self._reply(job, self._head)
         if reply.status == Status.ERROR:
             raw = bytearray(reply.header_bytes)
             self._stream.fill([memoryview(raw), *after], deadline)
@@ -179,30 +192,42 @@ class Link:
             self._stream.fill([memoryview(header), memory, *after], deadline)
             job.result = Blob(bytes(header), cut(memory, job.spans))
 
-    def _take_alone(self, job: Job, deadline: float) -> None:
-        """Receives a small reply that nothing follows: as if it were the object, so that often one call is enough.
+    def _take_some(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None]) -> int:
+        """Receives small replies: as if all were objects, so that one call is often enough for several.
 
-        With large ones it is better not to touch the connection while the kernel still fills it.
+        Returns:
+            How many came; fewer than asked for if one of them is no object, which moves all that follow it.
         """
-        header, memory = bytearray(job.wanted.place.header_bytes), self._memory(job)
-        buffers = [self._head, memoryview(header), memory]
-        there = self._stream.fill(buffers, deadline, frames.REPLY_BYTES) - frames.REPLY_BYTES
-        reply = self._reply(job)
-        if reply.status == Status.OBJECT:
-            self._stream.fill(buffers, deadline)
+        pieces: list[memoryview] = []
+        for job in jobs:
+            header = memoryview(bytearray(job.wanted.place.header_bytes))
+            pieces += (memoryview(bytearray(frames.REPLY_BYTES)), header, self._memory(job))
+        missing = list(pieces)
+        came = end = 0
+        for index, job in enumerate(jobs):
+            head, header, memory = pieces[3 * index : 3 * index + 3]
+            end += frames.REPLY_BYTES
+            if came < end:
+                came += self._stream.fill(missing, deadline, end - came)
+            reply = self._reply(job, head)
+            if reply.status == Status.ERROR:
+                self._stream.unread(b"".join(pieces[3 * index + 1 :])[: came - end])
+                job.result = _absence(self._stream.exactly(reply.header_bytes, deadline), job)
+                arrived(job)
+                return index + 1
+            end += header.nbytes + memory.nbytes
+            if came < end:
+                came += self._stream.fill(missing, deadline, end - came)
             job.result = Blob(bytes(header), cut(memory, job.spans))
-        elif there > reply.header_bytes:
-            raise CorruptDataError(f"the producer at {self._where} sends more than was asked for")
-        else:
-            begun = (bytes(header) + memory[: max(0, there - len(header))])[:there]
-            job.result = _absence(begun + self._stream.exactly(reply.header_bytes - there, deadline), job)
+            arrived(job)
+        return len(jobs)
 
     def _memory(self, job: Job) -> memoryview:
         return self._pool.take(job.nbytes) if job.nbytes else _NOTHING
 
-    def _reply(self, job: Job) -> ReplyHead:
+    def _reply(self, job: Job, head: memoryview) -> ReplyHead:
         """Returns the head of the reply to a job if it is one that may come."""
-        reply = frames.decode_reply(self._head)
+        reply = frames.decode_reply(head)
         if reply.number != job.number:
             raise CorruptDataError(f"the producer at {self._where} answers something else than was asked")
         if reply.status == Status.ERROR:
@@ -217,6 +242,17 @@ class Link:
                 name=job.wanted.name,
             )
         return reply
+
+
+def _small(jobs: Sequence[Job]) -> Sequence[Job]:
+    """Returns the first of some jobs that are small, and not too large together."""
+    size = count = 0
+    for job in jobs:
+        size += job.nbytes
+        if count and (job.nbytes >= FEW or size > _TOGETHER):
+            break
+        count += 1
+    return jobs[:count]
 
 
 def _absence(raw: bytes | bytearray, job: Job) -> RoutingError:

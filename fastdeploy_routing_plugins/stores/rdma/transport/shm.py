@@ -1,8 +1,9 @@
 """Reading from a producer of the same user and host: its arenas are mapped, and its blocks looked at in place.
 
 The block that has the payload is pinned while it is copied from, or looked at, so that its owner does not use it
-again; whether it is still the right one is asked after the pin. Where the card is another block, that one is not
-pinned: it is copied whole, and the copy carries a digest.
+again; whether it is still the right one is asked after the pin. What is small is copied without a pin, which would
+take longer: whether the block is still the right one is asked after the copy. Where the card is another block, that
+one is not pinned: it is copied whole, and the copy carries a digest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from ....arena.pool import SMALL
 from ....arena.reading import ReadArena
 from ....backend import Blob
 from ....errors import ArenaError, CorruptDataError, NotFoundError, RoutingError, StoreUnavailableError
@@ -21,7 +23,7 @@ from .base import Source
 from .spans import cut, spans_of, total
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ....arena.pool import Pool
     from ....arena.reading import Pin
@@ -70,6 +72,20 @@ class ShmSource(Source):
                 found.append(err.with_traceback(None))  # which would keep this list, and its views, in a cycle
         return found
 
+    def each(
+        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
+    ) -> None:
+        """See ``Source``. A view's pin is given back, and used for the next one, once nothing refers to it."""
+        for index, one in enumerate(wanted):
+            if self._closed:
+                raise StoreUnavailableError("this way to the producer was closed meanwhile")
+            try:
+                blob = self._read(one, view and one.place.payload_bytes > SMALL)
+            except (NotFoundError, CorruptDataError):
+                continue
+            deliver(index, blob)
+            del blob
+
     def _read(self, wanted: Wanted, view: bool) -> Blob:
         place = wanted.place
         if place.arena >= len(self._arenas):
@@ -79,6 +95,8 @@ class ShmSource(Source):
         if nbytes == 0:
             return Blob(self._header(wanted), (_NOTHING,) * len(spans))
         arena = self._arenas[place.arena]
+        if nbytes <= SMALL and not view:
+            return self._copy(wanted, spans, nbytes)  # over before anybody could want the block again
         try:
             pin = arena.pin(place.page, place.block_generation)
         except ArenaError:

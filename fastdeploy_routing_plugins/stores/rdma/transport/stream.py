@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WAKE: Final = 1 << 20  # bytes
 FEW: Final = 256 << 10  # bytes that are not worth telling the kernel
+_VECTORS: Final = 512  # pieces of memory of one call; Linux takes 1,024
 _SILENCE: Final = 0.25  # s without that much, after which it is asked whether the producer lives, again and again
 
 
@@ -39,6 +40,7 @@ class Stream:
     def __init__(self, host: str, port: int, deadline: float, silent: Callable[[], None]) -> None:
         self._silent = silent
         self._wake = 1
+        self._early = b""
         self._peer = _connect(host, port, deadline)
         try:
             tune(self._peer)
@@ -69,6 +71,15 @@ class Stream:
         self.fill([memoryview(raw)], deadline)
         return bytes(raw)
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much was taken back and did not come again yet."""
+        return len(self._early)
+
+    def unread(self, data: bytes) -> None:
+        """Takes back what came and belongs to something else than was thought: it comes again, before all else."""
+        self._early = data + self._early
+
     def fill(self, buffers: list[memoryview], deadline: float, enough: int | None = None) -> int:
         """Receives until all buffers are full, or until enough has come.
 
@@ -87,21 +98,32 @@ class Stream:
         buffers[:] = [each for each in buffers if each.nbytes]
         if enough is None:
             enough = sum([each.nbytes for each in buffers])
-        came = 0
+        came = self._again(buffers) if self._early else 0
         while came < enough:
-            self._expect(enough - came)
-            self._wait(self._readable, deadline)
+            missing = enough - came
+            self._expect(missing)
+            if missing >= FEW:  # it is better not to touch the connection while the kernel still fills it
+                self._wait(self._readable, deadline)
             try:
-                got = self._peer.recvmsg_into(buffers)[0]
+                got = self._peer.recvmsg_into(buffers[:_VECTORS])[0]
             except BlockingIOError:
+                self._wait(self._readable, deadline)
                 continue
             if not got:
                 raise ConnectionResetError("the other side closed the connection")
             came += got
-            while buffers and got >= buffers[0].nbytes:
-                got -= buffers.pop(0).nbytes
-            if got:
-                buffers[0] = buffers[0][got:]
+            _consume(buffers, got)
+        return came
+
+    def _again(self, buffers: list[memoryview]) -> int:
+        """Fills buffers with what was taken back."""
+        came = 0
+        while self._early and buffers:
+            some = self._early[: buffers[0].nbytes]
+            buffers[0][: len(some)] = some
+            self._early = self._early[len(some) :]
+            came += len(some)
+            _consume(buffers, len(some))
         return came
 
     def _expect(self, nbytes: int) -> None:
@@ -115,6 +137,19 @@ class Stream:
         while not poll.poll(math.ceil(min(seconds_left(deadline), _SILENCE) * 1000)):
             seconds_left(deadline)
             self._silent()
+
+
+def _consume(buffers: list[memoryview], count: int) -> None:
+    """Takes so many bytes, which have come, off the front."""
+    full = 0
+    for each in buffers:
+        if count < each.nbytes:
+            break
+        count -= each.nbytes
+        full += 1
+    del buffers[:full]
+    if count:
+        buffers[0] = buffers[0][count:]
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ....arena.forks import Forgetful
+from ....backend import Blob
 from ....errors import CorruptDataError, RoutingError, StoreUnavailableError
 from ..card import MAX_NAME
 from . import frames
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....arena.pool import Pool
-    from ....backend import Blob
     from ..place import OwnerInfo
     from .base import Wanted
 
@@ -73,16 +73,28 @@ class TcpSource(Source, Forgetful):
                 results.append(None)
             except CorruptDataError as err:
                 results.append(err.with_traceback(None))  # which would keep this list in a cycle
-        self._fetch(jobs, deadline)
+        self._fetch(jobs, deadline, _keep)
         for job in jobs:
             results[job.number] = job.result
         return [each for each in results if each is not None]
 
-    def _fetch(self, jobs: Sequence[Job], deadline: float) -> None:
+    def each(
+        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
+    ) -> None:
+        """See ``Source``: each object is handed over while the next ones are on their way."""
+
+        def arrived(job: Job) -> None:
+            result, job.result, job.done = job.result, None, True
+            if isinstance(result, Blob):
+                deliver(job.number, result)
+
+        self._fetch([_job(one, number) for number, one in enumerate(wanted)], deadline, arrived)
+
+    def _fetch(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None]) -> None:
         broken = False  # not the error itself, which would keep this frame, and all that was read, in a cycle
-        while left := [job for job in jobs if job.result is None]:
+        while left := [job for job in jobs if not job.done]:
             try:
-                self._try(left, deadline, fresh=broken)
+                self._try(left, deadline, arrived, fresh=broken)
             except OSError as err:
                 if time.monotonic() >= deadline:
                     raise StoreUnavailableError(
@@ -93,18 +105,19 @@ class TcpSource(Source, Forgetful):
                     raise self._unreachable(err) from err
                 broken = True
 
-    def _try(self, jobs: Sequence[Job], deadline: float, *, fresh: bool) -> None:
+    def _try(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None], *, fresh: bool) -> None:
         """Fetches over one connection, which is closed if anything goes wrong.
 
         Args:
             jobs: What to fetch.
             deadline: When to give up.
+            arrived: Told of each that came.
             fresh: Whether a connection that is there is no use: the producer may have been started again.
         """
         link = self._idle_link(deadline, fresh) or self._open(deadline)
         whole = False
         try:
-            link.fetch(jobs, deadline)
+            link.fetch(jobs, deadline, arrived)
             whole = True
         finally:
             with self._changed:
@@ -175,6 +188,10 @@ class TcpSource(Source, Forgetful):
         self._idle = []
         for link in list(self._links):
             self._drop(link)
+
+
+def _keep(job: Job) -> None:
+    job.done = True
 
 
 def _job(wanted: Wanted, number: int) -> Job:

@@ -248,6 +248,22 @@ def test_mutated_replies_are_an_object_of_the_right_size_or_an_error(liar: Liar)
     assert pool.most in (0, 100_000)
 
 
+def test_mutated_replies_to_several_requests_are_their_objects_or_an_error(liar: Liar) -> None:
+    chosen = random.Random(3)
+    gone = frames.encode_error(DeletedError("no"))
+    good = [reply(number=0) + HEADER + PAYLOAD, reply(1, 1, len(gone), 0) + gone, reply(number=2) + HEADER + PAYLOAD]
+    wanted = [want(NAME, PLACE)] * 3
+    for _ in range(MUTATIONS // 10):
+        found: list[tuple[int, Blob]] = []
+        liar.said = mutated(chosen, b"".join(good))
+        source = TcpSource(OwnerInfo("0" * 32, "h", "node", 1, "", (), liar.address), "", Pool())
+        with contextlib.suppress(RoutingError):
+            source.each(wanted, soon(), lambda index, blob, found=found: found.append((index, blob)))
+        source.close()
+        assert [index for index, _ in found] in ([], [0], [2], [0, 2], [0, 1, 2])
+        assert all([len(blob.header), *map(len, blob.payload)] == [4, 100_000] for _, blob in found)
+
+
 def test_mutated_greetings_are_no_welcome_to_the_unknown(liar: Liar) -> None:
     chosen = random.Random(2)
     for _ in range(MUTATIONS // 10):

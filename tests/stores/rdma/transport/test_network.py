@@ -9,13 +9,14 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
+from fastdeploy_routing_plugins.stores.rdma.transport.link import Job
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
 from ..chaos import Chaos
@@ -101,10 +102,10 @@ def test_what_came_before_the_break_is_not_asked_for_again(source: TcpSource, pr
     asked: list[int] = []
     fetch = source._try
 
-    def counting(jobs: object, deadline: float, *, fresh: bool) -> None:
+    def counting(jobs: object, deadline: float, arrived: Callable[[Job], None], *, fresh: bool) -> None:
         assert isinstance(jobs, list)
         asked.append(len(jobs))
-        fetch(jobs, deadline, fresh=fresh)
+        fetch(jobs, deadline, arrived, fresh=fresh)
 
     source._try = counting  # type: ignore[method-assign]
     came = whole(source, stored * 6)

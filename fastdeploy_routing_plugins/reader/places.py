@@ -1,0 +1,88 @@
+"""Where in a batch the rows of its rollouts will lie, told before they have come: ``Places``.
+
+Told only for the usual batch, whose samples are rollouts as recorded. ``building`` decides: what lies where it would
+have put it is not copied again.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..arena.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..arrays import IntArray
+    from ..schema import RoutingSchema
+    from .wanting import Wanted
+
+
+class Places:
+    """The memory of a batch that is about to be read.
+
+    Args:
+        schema: The model's schema.
+        count: Samples of the batch; 0 if nothing can be told of it.
+        layers: Layers of the batch.
+        pad_to: To how many positions samples are padded; None: to those of the longest one.
+        side: Where padding goes.
+
+    Attributes:
+        routing: ``[batch, layers, positions, top_k]``, filled where rollouts have settled; None if nothing was told.
+    """
+
+    def __init__(self, schema: RoutingSchema, count: int, layers: int, pad_to: int | None, side: object) -> None:
+        self._schema = schema
+        self._count = count
+        self._layers = layers
+        self._width = pad_to
+        self._left = side == "left"
+        self._settled: dict[int, tuple[IntArray, int]] = {}
+        self.routing: IntArray | None = None
+
+    def know(self, rollouts: Mapping[int, Wanted]) -> None:
+        """Takes note of how long the rollouts are, if that is not known yet."""
+        if self.routing is None and self._count:
+            longest = max([each.what.part.tokens[1] for each in rollouts.values()])
+            width = longest if self._width is None else self._width
+            self.routing = new_batch(self._schema, self._count, self._layers, width)
+
+    def settler(self, each: Wanted) -> Callable[[IntArray], IntArray]:
+        """Returns what copies a rollout's routing to its place, and returns it there."""
+
+        def settle(array: IntArray) -> IntArray:
+            batch = self.routing
+            tokens = array.shape[1]
+            if batch is None or array.shape[0] != batch.shape[1] or tokens > batch.shape[2] or each.length is not None:
+                return array
+            first = batch.shape[2] - tokens if self._left else 0
+            place: IntArray = batch[each.index, :, first : first + tokens]
+            place[...] = array
+            shown: IntArray = place.view()
+            self._settled[each.index] = shown, first
+            return shown
+
+        return settle
+
+    def lies(self, index: int, array: IntArray, first: int) -> bool:
+        """Whether that settled as the sample of that index, and begins at that position."""
+        settled = self._settled.get(index)
+        return settled is not None and settled[0] is array and settled[1] == first
+
+
+def new_batch(schema: RoutingSchema, count: int, layers: int, width: int) -> IntArray:
+    """Returns memory for a batch, not filled in."""
+    dtype, shape = np.dtype(schema.dtype), (count, layers, width, schema.top_k)
+    batch: IntArray = np.frombuffer(_memory().take(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+    return batch
+
+
+@lru_cache(maxsize=1)
+def _memory() -> Pool:
+    """Memory of batches that nothing refers to any more; in fresh memory a batch takes several times as long."""
+    return Pool()

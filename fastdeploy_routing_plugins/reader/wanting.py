@@ -1,0 +1,146 @@
+"""What is read of a rollout that is there in one part, and what the bytes that come are made into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import AbsentError, RoutingError
+from ..names import Part
+from ..record import RoutingRecord, spans_within
+from ..store import reading
+from ..store.assemble import Attempts
+from ..store.selection import closed
+from .share import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..arrays import IntArray
+    from ..backend import Blob
+    from ..names import PartName
+    from ..schema import RoutingSchema
+    from .asking import Ask, Reading
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """One rollout that is one part.
+
+    Attributes:
+        index: Which ask it is.
+        ask: What is asked.
+        attempt: The attempt that is there.
+        what: The part's name.
+        pieces: What is read of it: a list for each range of layers, with a piece for each range of tokens.
+        length: How many tokens the rank has of it; None if a record is asked for, not a share.
+    """
+
+    index: int
+    ask: Ask
+    attempt: int
+    what: PartName
+    pieces: tuple[tuple[reading.Piece, ...], ...]
+    length: int | None
+
+    @property
+    def flat(self) -> list[reading.Piece]:
+        """All pieces in one list."""
+        return [piece for row in self.pieces for piece in row]
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are."""
+        pieces = self.pieces
+        return len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are moved."""
+        return sum([piece.read.num_layers * piece.read.num_tokens for piece in self.flat]) * self.what.row_bytes
+
+
+def wanted(index: int, ask: Ask, prefix: str, names: Sequence[str], schema: RoutingSchema) -> Wanted | None:
+    """Returns what is read of what lies under a rollout's prefix; None if that is not one part that can be read."""
+    sole = Attempts.sole(prefix, names)
+    if sole is None or sole[0] < ask.min_attempt or sole[1].schema != schema.fingerprint:
+        return None
+    attempt, what = sole
+    try:
+        ask.check_total(what.total_tokens)
+        if ask.whole:
+            return Wanted(index, ask, attempt, what, ((reading.Piece(names[0], what, what.part, what.part),),), None)
+        return _some(index, ask, prefix, attempt, what, schema)
+    except RoutingError:
+        return None
+
+
+def _some(index: int, ask: Ask, prefix: str, attempt: int, what: PartName, schema: RoutingSchema) -> Wanted | None:
+    total = what.part.tokens[1]
+    length: int | None = None
+    if ask.rank is None:
+        layers = [_layers(ask, schema)]
+        tokens: Sequence[tuple[int, int]] = [closed("tokens", ask.tokens, total)]
+    else:
+        layers = list(ask.rank.layer_ranges(schema))
+        tokens = [(0, total)]
+        if ask.rank.splits_tokens or len(layers) != 1:
+            divided = total if ask.length is None else ask.length
+            length = ask.rank.local_length(divided)
+            tokens = ask.rank.token_ranges(divided, total) if ask.rank.splits_tokens else tokens
+    if not layers or not all(start < stop for start, stop in [*layers, *tokens]) or not tokens:
+        return None
+    folder = f"{prefix}{attempt:019d}/"
+    pieces = tuple(
+        tuple(reading.plan(folder, [what], Part(those, these), verify=ask.verify)[0] for those in tokens)
+        for these in layers
+    )
+    return Wanted(index, ask, attempt, what, pieces, length)
+
+
+def _layers(ask: Ask, schema: RoutingSchema) -> tuple[int, int]:
+    if ask.layer_ids is None:
+        return closed("layers", ask.layers, schema.num_layers)
+    places = [schema.position(layer) for layer in ask.layer_ids]
+    return (places[0], places[-1] + 1) if places == list(range(places[0], places[0] + len(places))) else (0, 0)
+
+
+def decoded(
+    each: Wanted, blobs: Sequence[Blob | AbsentError], settle: Callable[[IntArray], IntArray] = lambda array: array
+) -> Reading:
+    """Checks what was fetched for all pieces and returns it.
+
+    Args:
+        each: What was wanted.
+        blobs: What came for each piece, in order.
+        settle: Told of the checked routing of each piece; returns it where it is to lie.
+
+    Raises:
+        AbsentError: A piece is not there.
+        RoutingError: It is not what was put, or not what was asked for.
+    """
+    if each.length is None:
+        return each.ask.checked(_record(each, each.pieces[0][0], blobs[0], settle))
+    found = iter(blobs)
+    rows = [[_record(each, piece, next(found), settle) for piece in row] for row in each.pieces]
+    return each.ask.checked(joined(rows, each.length))
+
+
+def _record(
+    each: Wanted, piece: reading.Piece, blob: Blob | AbsentError, settle: Callable[[IntArray], IntArray]
+) -> RoutingRecord:
+    if isinstance(blob, AbsentError):
+        raise blob
+    header, array = reading.decode_piece(piece, blob, verify=each.ask.verify)
+    array = settle(array)
+    array.flags.writeable = False
+    return RoutingRecord(
+        routing=array,
+        key=each.ask.key,
+        schema=header.schema(),
+        part=piece.rect,
+        total_tokens=each.what.part.tokens[1],
+        attempt=each.attempt,
+        weight_versions=spans_within(header.spans(), piece.rect.tokens) if header.weight_versions else (),
+        producers=(header.producer,),
+    )

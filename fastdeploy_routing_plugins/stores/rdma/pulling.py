@@ -1,0 +1,180 @@
+"""How a reader gets objects: the service says who has them, each holder is asked for all of its own at once."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from ...backend import Blob, GetRequest
+from ...errors import AbsentError, NotFoundError, RoutingError, StoreUnavailableError
+from .place import Place, decode
+from .transport.base import Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .metadata.client import Entry, MetadataClient
+    from .producing import Producer
+    from .transport.base import Source
+    from .transport.choose import Sources
+
+_PAUSE: Final = 0.02  # s between tries to reach a producer that may be starting again
+_LONGEST_PAUSE: Final = 0.3
+
+Item = tuple[int, GetRequest, "Entry"]
+
+
+class Puller:
+    """Gets objects from whoever has them. Methods may be called from several threads.
+
+    Args:
+        client: The metadata service.
+        sources: The ways to producers.
+        timeout: Seconds that a call may take to reach them.
+        own: Returns this process's producer, if it has one, whose objects need no way.
+    """
+
+    def __init__(
+        self, client: MetadataClient, sources: Sources, timeout: float, own: Callable[[], Producer | None]
+    ) -> None:
+        self._client = client
+        self._sources = sources
+        self._timeout = timeout
+        self._producer = own
+
+    def fetch(self, requests: Sequence[GetRequest], *, view: bool) -> list[Blob | AbsentError]:
+        """Returns objects, or why they are not there; goes after those that moved meanwhile.
+
+        Raises:
+            StoreUnavailableError: one of them cannot be reached within the timeout.
+        """
+        deadline = time.monotonic() + self._timeout
+        if len(requests) == 1:
+            entry = self._client.lookup([requests[0].name])[0]
+            sole = None if isinstance(entry, RoutingError) else self.attempt(requests[0], entry, deadline, view)
+            if sole is not None:
+                return [sole]
+        found: list[Blob | AbsentError | None] = [None] * len(requests)
+        left = list(range(len(requests)))
+        tries = 0
+        while left:
+            left, trouble = self._round(requests, left, found, deadline, view)
+            if left and time.monotonic() >= deadline:
+                raise trouble or StoreUnavailableError("what is asked for moves faster than it can be read")
+            tries += 1
+            if left and tries > 1:
+                time.sleep(min(_PAUSE * 2 ** min(tries - 2, 8), _LONGEST_PAUSE))
+        return [each for each in found if each is not None]
+
+    def _round(
+        self,
+        requests: Sequence[GetRequest],
+        wanted: Sequence[int],
+        found: list[Blob | AbsentError | None],
+        deadline: float,
+        view: bool,
+    ) -> tuple[list[int], StoreUnavailableError | None]:
+        """Asks each holder once; returns what is to be asked for again, and what a holder that is away led to."""
+        homes: dict[str, list[Item]] = {}
+        entries = self._client.lookup([requests[index].name for index in wanted])
+        for index, entry in zip(wanted, entries, strict=True):
+            if isinstance(entry, AbsentError):
+                found[index] = entry
+            elif isinstance(entry, RoutingError):
+                raise entry
+            else:
+                homes.setdefault(entry.owner, []).append((index, requests[index], entry))
+        left: list[int] = []
+        trouble = None
+        for owner, items in homes.items():
+            try:
+                blobs = self._from(owner, items, deadline, view)
+            except StoreUnavailableError as err:
+                trouble = err
+                left += [index for index, _, _ in items]
+                continue
+            for (index, _, _), blob in zip(items, blobs, strict=True):
+                if isinstance(blob, NotFoundError) and blob.facts.get("moved"):
+                    left.append(index)
+                elif isinstance(blob, RoutingError) and not isinstance(blob, AbsentError):
+                    raise blob
+                else:
+                    found[index] = blob
+        return left, trouble
+
+    def attempt(self, request: GetRequest, entry: Entry, deadline: float, view: bool) -> Blob | None:
+        """Returns one object if it is where the service says; None if something has to be seen to."""
+        try:
+            blob = self._from(entry.owner, [(0, request, entry)], deadline, view)[0]
+        except StoreUnavailableError:
+            return None
+        return blob if isinstance(blob, Blob) else None
+
+    def collect(
+        self,
+        prefixes: Sequence[str],
+        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
+        deliver: Callable[[int, Blob], None],
+    ) -> None:
+        """See ``BlockingBackend._collect``."""
+        homes: dict[str, list[Item]] = {}
+        for index, listing in enumerate(self._client.listing(prefixes)):
+            if listing.steady:
+                entries = {entry.name: entry for entry in listing.entries}
+                for request in choose(index, listing.names):
+                    entry = entries[request.name]
+                    homes.setdefault(entry.owner, []).append((index, request, entry))
+        deadline = time.monotonic() + self._timeout
+        for owner, items in homes.items():
+            with suppress(StoreUnavailableError):
+                self._hand_over(owner, items, deadline, deliver)
+
+    def _hand_over(
+        self, owner: str, items: Sequence[Item], deadline: float, deliver: Callable[[int, Blob], None]
+    ) -> None:
+        """Hands over what one holder has of some objects."""
+        mine = self._mine(owner)
+        if mine is None:
+            wanted = [_wanted(item) for item in items]
+            self._source(owner, wanted).each(wanted, deadline, lambda at, blob: deliver(items[at][0], blob), view=True)
+            return
+        for index, request, _ in items:
+            blob = _own(mine, request)
+            if isinstance(blob, Blob):
+                deliver(index, blob)
+
+    def _from(self, owner: str, items: Sequence[Item], deadline: float, view: bool) -> list[Blob | RoutingError]:
+        mine = self._mine(owner)
+        if mine is not None:
+            return [_own(mine, request) for _, request, _ in items]
+        wanted = [_wanted(item) for item in items]
+        return self._source(owner, wanted).read(wanted, deadline, view=view)
+
+    def _mine(self, owner: str) -> Producer | None:
+        producer = self._producer()
+        return producer if producer is not None and producer.owner == owner else None
+
+    def _source(self, owner: str, wanted: Sequence[Wanted]) -> Source:
+        """Returns the way to a producer that leads to all arenas where something is wanted from."""
+        newest = max(each.place.arena for each in wanted)
+        info = self._client.owner(owner)
+        if newest >= len(info.arenas):
+            info = self._client.owner(owner, info.revision + 1)
+        return self._sources.get(info)
+
+
+def _wanted(item: Item) -> Wanted:
+    _, request, entry = item
+    return Wanted(request.name, decode(entry.place, Place), request.ranges)
+
+
+def _own(producer: Producer, request: GetRequest) -> Blob | RoutingError:
+    """Reads what this process holds itself."""
+    lease = producer.shelf.lease_own(request.name)
+    if lease is None:
+        return NotFoundError(f"{request.name} was deleted", moved=True)
+    with lease as (header, payload):
+        if request.ranges is None:
+            return Blob(header, (bytes(payload),))
+        return Blob(header, tuple(bytes(payload[start:stop]) for start, stop in request.ranges))
