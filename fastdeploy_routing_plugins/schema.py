@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .errors import InvalidRecordError, SchemaMismatchError
@@ -38,6 +38,8 @@ class RoutingSchema:
     num_experts: int
     top_k: int
     layer_ids: tuple[int, ...]
+    fingerprint: str = field(repr=False, compare=False)
+    """Eight hexadecimal digits that differ, in practice, between any two schemas; part of every part's name."""
 
     def __init__(self, num_experts: int, top_k: int, layer_ids: Iterable[int]) -> None:
         """Checks and stores the fields.
@@ -61,6 +63,7 @@ class RoutingSchema:
         object.__setattr__(self, "num_experts", num_experts)
         object.__setattr__(self, "top_k", top_k)
         object.__setattr__(self, "layer_ids", ids)
+        object.__setattr__(self, "fingerprint", _fingerprint(num_experts, top_k, ids))
 
     @property
     def num_layers(self) -> int:
@@ -76,11 +79,6 @@ class RoutingSchema:
     def row_bytes(self) -> int:
         """Bytes of one token in one layer."""
         return self.top_k * _ITEMSIZE[self.dtype]
-
-    @property
-    def fingerprint(self) -> str:
-        """Eight hexadecimal digits that differ, in practice, between any two schemas; part of every part's name."""
-        return _fingerprint(self)
 
     def __str__(self) -> str:
         ids = self.layer_ids
@@ -134,8 +132,8 @@ def _difference(stored: RoutingSchema, expected: RoutingSchema) -> str:
 
 
 @lru_cache(maxsize=64)
-def _fingerprint(schema: RoutingSchema) -> str:
-    text = f"{schema.num_experts} {schema.top_k} {' '.join(map(str, schema.layer_ids))}"
+def _fingerprint(num_experts: int, top_k: int, layer_ids: tuple[int, ...]) -> str:
+    text = f"{num_experts} {top_k} {' '.join(map(str, layer_ids))}"
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

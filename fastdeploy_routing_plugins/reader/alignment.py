@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from ..arrays import as_numpy, layer_first
@@ -49,8 +50,7 @@ class AlignedRows:
         return f"AlignedRows(shape={self.routing.shape}, start={self.start}, recorded={recorded})"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """Where rows go, as plain numbers.
 
     Attributes:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..errors import RoutingError
+from ..store.guarding import is_sound
 from .wanting import Wanted, decoded, wanted
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
         return [piece.request() for piece in each.flat]
 
     def deliver(at: int, blob: Blob) -> None:
+        if not is_sound(blob):
+            return  # the general way says so
         each = some[at]
         if each.count == 1:
             blobs = [blob]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from ..errors import InvalidRecordError, StoreError
@@ -31,8 +31,7 @@ Found = RoutingRecord | RoutingShare
 Item = RoutingRecord | RoutingShare | StoreError
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(msgspec.Struct, frozen=True):
     """One sample: its rows, if there are any, the first of them, and which positions it has."""
 
     routing: IntArray | None

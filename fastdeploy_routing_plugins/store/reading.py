@@ -118,6 +118,8 @@ def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntA
         array = np.empty(shape, dtype)
         for layer, view in zip(array, views, strict=True):
             layer[...] = np.frombuffer(view, dtype).reshape(shape[1:])
+    if piece.rect == piece.read:
+        return array
     skip = piece.rect.tokens[0] - piece.read.tokens[0]
     rect: IntArray = array[:, skip : skip + piece.rect.num_tokens]
     return rect

@@ -21,6 +21,7 @@ from ..store.memory import FULL, AsyncMemory, BlockingMemory, Shelf, resolved
 ROOT = Path(__file__).parents[2]
 SQLITE = ROOT / "examples" / "fd-routing-sqlite" / "src"
 NAMES = ("local", "sqlite", "blocking memory", "async memory")
+RDMA = ("rdma, shm", "rdma, tcp")
 SCHEMA = RoutingSchema(200, 2, range(3, 11))  # 8 MoE layers, dense ones before
 
 
@@ -49,6 +50,8 @@ def place(name: str, folder: Path) -> Place:
     """Returns one of the stores, which keeps its files, if any, in a folder."""
     if name == "local":
         return Place(resolve(config(folder), environ={}))
+    if name in RDMA:
+        return Place(resolve(rdma(folder, name.partition(", ")[2]), environ={}))
     if name == "sqlite":
         spec = _sqlite()
         options = spec.load_config()(path=str(folder / "routing.db"))
@@ -75,6 +78,12 @@ def _sqlite() -> Any:
 def config(folder: Path) -> dict[str, Any]:
     """Returns the configuration of a store ``local``."""
     return {"routing_store_type": "local", "routing_store_config": {"store_dir": str(folder / "store")}}
+
+
+def rdma(folder: Path, transport: str) -> dict[str, Any]:
+    """Returns the configuration of a store ``rdma``, whose service one of its processes embeds."""
+    own = {"transport": transport, "namespace": f"reader-{os.getpid()}-{transport}", "capacity": 16 << 20}
+    return {"routing_store_type": "rdma", "routing_store_config": {**own, "arena_dir": str(folder)}}
 
 
 def routing(tokens: int = 10, seed: int = 0, schema: RoutingSchema = SCHEMA) -> np.ndarray:

@@ -16,7 +16,7 @@ from fastdeploy_routing_plugins import Freshness, RoutingReader, RoutingSchema, 
 from fastdeploy_routing_plugins import errors as e
 from fastdeploy_routing_plugins.reader.turns import covered
 
-from .places import NAMES, place
+from .places import NAMES, RDMA, place
 
 SEQUENCES = int(os.environ.get("FD_ROUTING_TEST_SEQUENCES", "500"))  # 10,000 is the long form
 BATCHES = 5  # tests over which the sequences of a store are spread
@@ -29,6 +29,7 @@ KINDS: dict[type[Exception], str] = {
     e.PendingError: "pending",
     e.IncompleteError: "incomplete",
     e.NotFoundError: "absent",
+    e.DeletedError: "absent",
     e.SupersededError: "superseded",
     e.StaleError: "stale",
     e.InvalidKeyError: "invalid",
@@ -345,7 +346,7 @@ def sequence(chance: random.Random) -> Iterator[tuple[Any, ...]]:
                 yield "delete", key
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, *RDMA])
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[SyncStore, RoutingReader]]:

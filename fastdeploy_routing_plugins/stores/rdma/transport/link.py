@@ -141,13 +141,21 @@ class Link:
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def fetch(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None] = lambda job: None) -> None:
+    def fetch(
+        self,
+        jobs: Sequence[Job],
+        deadline: float,
+        arrived: Callable[[Job], None] = lambda job: None,
+        *,
+        fleeting: bool = False,
+    ) -> None:
         """Fetches objects; each job has its result as soon as it is there.
 
         Args:
             jobs: What to fetch.
             deadline: When to give up.
             arrived: Told of each job as soon as it has its result, while others are still on their way.
+            fleeting: Whether results are let go of one by one: small ones then share memory that is used again.
 
         Raises:
             TimeoutError: the deadline passed.
@@ -168,7 +176,9 @@ class Link:
                 self._stream.send(b"".join(batch), deadline)
             before, job = at, jobs[at]
             if job.nbytes < FEW:
-                at += self._take_some(_small(jobs[at:sent]), deadline, arrived)
+                some = _small(jobs[at:sent])
+                memory = self._pool.take(sum([each.nbytes for each in some])) if fleeting else None
+                at += self._take_some(some, memory, deadline, arrived)
             else:
                 if not ahead:
                     self._stream.fill([self._head], deadline)
@@ -192,20 +202,31 @@ class Link:
             self._stream.fill([memoryview(header), memory, *after], deadline)
             job.result = Blob(bytes(header), cut(memory, job.spans))
 
-    def _take_some(self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None]) -> int:
+    def _take_some(
+        self, jobs: Sequence[Job], memory: memoryview | None, deadline: float, arrived: Callable[[Job], None]
+    ) -> int:
         """Receives small replies: as if all were objects, so that one call is often enough for several.
+
+        Args:
+            jobs: Whose replies come next.
+            memory: Where all payloads go; None: each to memory of its own.
+            deadline: When to give up.
+            arrived: See ``fetch``.
 
         Returns:
             How many came; fewer than asked for if one of them is no object, which moves all that follow it.
         """
         pieces: list[memoryview] = []
+        at = 0
         for job in jobs:
             header = memoryview(bytearray(job.wanted.place.header_bytes))
-            pieces += (memoryview(bytearray(frames.REPLY_BYTES)), header, self._memory(job))
+            payload = self._memory(job) if memory is None else memory[at : at + job.nbytes]
+            pieces += (memoryview(bytearray(frames.REPLY_BYTES)), header, payload)
+            at += job.nbytes
         missing = list(pieces)
         came = end = 0
         for index, job in enumerate(jobs):
-            head, header, memory = pieces[3 * index : 3 * index + 3]
+            head, header, payload = pieces[3 * index : 3 * index + 3]
             end += frames.REPLY_BYTES
             if came < end:
                 came += self._stream.fill(missing, deadline, end - came)
@@ -215,10 +236,10 @@ class Link:
                 job.result = _absence(self._stream.exactly(reply.header_bytes, deadline), job)
                 arrived(job)
                 return index + 1
-            end += header.nbytes + memory.nbytes
+            end += header.nbytes + payload.nbytes
             if came < end:
                 came += self._stream.fill(missing, deadline, end - came)
-            job.result = Blob(bytes(header), cut(memory, job.spans))
+            job.result = Blob(bytes(header), cut(payload, job.spans))
             arrived(job)
         return len(jobs)
 

@@ -117,7 +117,7 @@ class TcpSource(Source, Forgetful):
         link = self._idle_link(deadline, fresh) or self._open(deadline)
         whole = False
         try:
-            link.fetch(jobs, deadline, arrived)
+            link.fetch(jobs, deadline, arrived, fleeting=arrived is not _keep)
             whole = True
         finally:
             with self._changed:
