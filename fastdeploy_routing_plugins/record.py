@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -99,7 +98,8 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
     return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
-class RoutingRecord(msgspec.Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutingRecord:
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
 
     Attributes:

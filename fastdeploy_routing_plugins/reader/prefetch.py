@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .asking import Ask, Reading
 
 
-@dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Entry:
     """One rollout that is read ahead.
 
@@ -149,7 +149,7 @@ class Prefetcher:
             if await self._admit(entry, size):
                 found = await asking.read(store, ask, 0.0)
                 if isinstance(found, RoutingRecord) and self._lies_in_more(ask):
-                    found = replace(found, routing=_frozen_copy(found))
+                    found = dataclasses.replace(found, routing=_frozen_copy(found))
                 entry.found = None if entry.dropped else found
         except RoutingError:
             pass
