@@ -112,6 +112,16 @@ def effective(config: Any) -> dict[str, Any]:
     return shown
 
 
+def telling(config: Any) -> dict[str, Any]:
+    """Returns the first option of a config instance, which says where its store is, and those that are not usual."""
+    shown = effective(config)
+    return {
+        option.name: shown[option.name]
+        for index, option in enumerate(options_of(type(config)))
+        if index == 0 or option.info.required or shown[option.name] != option.info.default
+    }
+
+
 def load(
     config_class: type[Any], items: Iterable[Item], *, owner: str, problems: Sequence[str] = (), hint: str = ""
 ) -> Loaded:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import bare_store_options
 from fastdeploy_routing_plugins.config import option_names
-from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError
+from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError, StoreUnavailableError
 from fastdeploy_routing_plugins.keys import RoutingKey
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore, resolve
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fastdeploy_routing_plugins.cli.output import Output
     from fastdeploy_routing_plugins.status import RolloutStatus
     from fastdeploy_routing_plugins.store.sync import SyncStore
+
+_LOOK = 0.8  # s for each look at why a metadata service does not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,25 @@ class StoreChoice:
         resolved = self.resolve()
         if overruled := self.overruled(resolved):
             out.note(f"note: --namespace {self.namespace} instead of {' and '.join(overruled)}")
-        with open_store(resolved) as store:
+        try:
+            store = open_store(resolved)
+        except StoreUnavailableError as err:
+            raise _explained(resolved, err) from err
+        with store:
             yield store
+
+
+def _explained(resolved: ResolvedStore, err: StoreUnavailableError) -> StoreUnavailableError:
+    """Returns the error with what can be found out about why a metadata service does not answer."""
+    address = getattr(resolved.config, "address", None)
+    if address is None:
+        return err
+    from fastdeploy_routing_plugins.stores.rdma.metadata.reaching import why_silent  # noqa: PLC0415 - ZeroMQ
+    from fastdeploy_routing_plugins.stores.rdma.metadata.security import Security  # noqa: PLC0415
+
+    config: Any = resolved.config
+    why = why_silent(address, resolved.namespace, Security(config.keys, config.secret), _LOOK)
+    return err if why is None else StoreUnavailableError(f"{err.message}: {why[0]}", hint=why[1], **err.facts)
 
 
 def store_options(function: Callable[..., int]) -> Callable[..., int]:

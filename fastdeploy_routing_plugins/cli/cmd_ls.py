@@ -9,7 +9,7 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
-from fastdeploy_routing_plugins.config import effective
+from fastdeploy_routing_plugins.config import telling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
         show_rollouts(out, found)
         if not found:
             under = f" under {prefix!r}" if prefix else ""
-            place = ", ".join(f"{name}={value!r}" for name, value in effective(resolved.config).items())
+            place = ", ".join(f"{name}={value!r}" for name, value in telling(resolved.config).items())
             out.note(f"no rollouts{under} in namespace {namespace!r} of store {resolved.name!r} ({place})")
     return 0
 

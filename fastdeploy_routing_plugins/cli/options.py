@@ -36,7 +36,8 @@ def bare_store_options(merged: str, *, namespace: bool) -> Callable[[F], F]:
         text = "Short for --store local with this store_dir."
         function = click.option("--dir", "directory", metavar="PATH", help=text)(function)
         text = f"The store's own options, or a whole configuration. {merged}"
-        function = click.option("--config", metavar="JSON|@FILE", help=text)(function)
+        names = ("--config", "--routing-replay-config")  # the second is what FastDeploy calls it
+        function = click.option(*names, "config", metavar="JSON|@FILE", help=text)(function)
         return click.option("--store", metavar="NAME", help="Which store, see `fd-routing list`.")(function)
 
     return decorate

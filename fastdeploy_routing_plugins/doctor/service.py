@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from fastdeploy_routing_plugins.doctor.examining import failed
 from fastdeploy_routing_plugins.doctor.lines import Line
 from fastdeploy_routing_plugins.errors import RoutingError
 from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient, Security
+from fastdeploy_routing_plugins.stores.rdma.metadata.reaching import closed_port, why_silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,14 +41,18 @@ def check_service(case: Case) -> Iterator[Line]:
         if any(line.kind == "bad" for line in ports):
             return
     patience = min(config.timeout, case.timeout * ANSWERING / 2)
-    client = MetadataClient(config.address, resolved.namespace, Security(config.keys, config.secret), patience)
+    security = Security(config.keys, config.secret)
+    client = MetadataClient(config.address, resolved.namespace, security, patience)
     try:
         client.open()
         began = time.time()
         figures = client.status()
         took = time.time() - began
     except RoutingError as err:
-        yield failed("service", err)
+        client.close()
+        look = case.timeout * _CONNECTING
+        why = config.address and why_silent(config.address, resolved.namespace, security, look)
+        yield Line("service", "bad", *why) if why else failed("service", err)
         return
     finally:
         client.close()
@@ -60,19 +64,10 @@ def check_service(case: Case) -> Iterator[Line]:
 
 def _port(case: Case, address: Address, number: int) -> Line:
     """Says whether a port of the service is open."""
-    what = f"{address.host}:{number}"
-    try:
-        socket.create_connection((address.host, number), case.timeout * _CONNECTING).close()
-    except socket.gaierror as err:
-        return Line("service", "bad", f"{address.host} is no known host: {err.strerror}", "correct rdma_store_server")
-    except ConnectionRefusedError:
-        return Line("service", "bad", f"nobody listens at {what}", f"start one with: fd-routing serve {address}")
-    except TimeoutError:
-        cure = f"is a firewall between? is the host up? the service is started with: fd-routing serve {address}"
-        return Line("service", "bad", f"{what} does not answer", cure)
-    except OSError as err:
-        return Line("service", "bad", f"{what} cannot be reached: {err.strerror}", "correct rdma_store_server")
-    return Line("service", "good", f"{what} is open")
+    closed = closed_port(address, number, case.timeout * _CONNECTING)
+    if closed is not None:
+        return Line("service", "bad", *closed)
+    return Line("service", "good", f"{address.host}:{number} is open")
 
 
 def service_line(figures: Mapping[str, Any], took: float, *, shared: bool) -> Line:

@@ -62,8 +62,13 @@ def test_ls_of_an_empty_store_is_fine(store: SyncStore, here: list[str]) -> None
 def test_ls_of_nothing_says_where_nothing_is(filled: SyncStore, here: list[str]) -> None:
     said = invoke("ls", *here, "--namespace", "other").stderr
 
-    options = f"store_dir={here[1]!r}, fsync=False, layout='safetensors'"
-    assert said == f"no rollouts in namespace 'other' of store 'local' ({options})\n"
+    assert said == f"no rollouts in namespace 'other' of store 'local' (store_dir={here[1]!r})\n"
+
+
+def test_ls_of_nothing_says_what_is_unusual(filled: SyncStore, here: list[str]) -> None:
+    said = invoke("ls", *here, "--config", '{"fsync": true}', "--namespace", "other").stderr
+
+    assert said.endswith(f"(store_dir={here[1]!r}, fsync=True)\n")
 
 
 @pytest.mark.parametrize(("rollout_id", "shown"), HOSTILE.items())

@@ -57,6 +57,30 @@ def test_a_signal_ends_it_in_good_order(address: str, number: int) -> None:
         assert (process.wait(20), process.stdout.read(), has_page(address)) == (0, "", False)
 
 
+def config(server: str) -> str:
+    own = {"routing_store_type": "rdma", "rdma_store_server": server, "routing_store_config": {"timeout": 0.5}}
+    return json.dumps(own)
+
+
+def test_who_swaps_the_ports_is_told_so(service: subprocess.Popen[str], address: str) -> None:
+    first, _, second = address.removeprefix("zmq://").partition(",")
+    swapped = f"zmq://{second},{first}"
+    found = invoke("ls", "--routing-replay-config", config(swapped))
+    assert (found.exit_code, "the wrong way round" in found.stderr) == (1, True)
+    assert f"its stream of changes is at {first.rpartition(':')[2]}," in found.stderr
+    lines = invoke("doctor", "--config", config(swapped), "--timeout", "2").stdout
+    assert "the wrong way round" in lines
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [("zmq://nowhere.invalid:5765,nowhere.invalid:5766", "nowhere.invalid is no known host"), ("", "nobody listens at")],
+)
+def test_a_service_that_is_not_there_is_told_by_why(address: str, server: str, said: str) -> None:
+    found = invoke("ls", "--config", config(server or address))
+    assert (found.exit_code, said in found.stderr, "Traceback" in found.stderr) == (1, True, False)
+
+
 def test_status_says_how_it_is(service: subprocess.Popen[str], address: str) -> None:
     document = invoke_json("serve", address, "--status")
     assert (document["pid"] != os.getpid(), document["names"], document["settling"]) == (True, 0, False) or (

@@ -1,0 +1,64 @@
+"""Why a metadata service does not answer, for people: asked after it did not, and takes its time."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ....errors import RoutingError
+from .client import MetadataClient
+
+if TYPE_CHECKING:
+    from ..address import Address
+    from .security import Security
+
+
+def closed_port(address: Address, number: int, timeout: float) -> tuple[str, str] | None:
+    """Returns what is wrong with a port of a service, and what to do; None if it is open."""
+    what = f"{address.host}:{number}"
+    try:
+        socket.create_connection((address.host, number), timeout).close()
+    except socket.gaierror as err:
+        return f"{address.host} is no known host: {err.strerror}", "correct rdma_store_server"
+    except ConnectionRefusedError:
+        return f"nobody listens at {what}", f"start one with: fd-routing serve {address}"
+    except TimeoutError:
+        cure = f"is a firewall between? is the host up? the service is started with: fd-routing serve {address}"
+        return f"{what} does not answer", cure
+    except OSError as err:
+        return f"{what} cannot be reached: {err.strerror}", "correct rdma_store_server"
+    return None
+
+
+def swapped(address: Address, namespace: str, security: Security, timeout: float) -> bool:
+    """Whether a service answers where its stream of changes is said to be: then the ports are the wrong way round."""
+    other = replace(address, sync=address.coord, coord=address.sync)
+    client = MetadataClient(other, namespace, security, timeout)
+    with suppress(RoutingError):
+        try:
+            client.open()
+            client.status()
+        finally:
+            client.close()
+        return True
+    return False
+
+
+def why_silent(address: Address, namespace: str, security: Security, timeout: float) -> tuple[str, str] | None:
+    """Returns what is wrong, and what to do; None if that cannot be told.
+
+    Args:
+        address: Where the service should be.
+        namespace: Of the client.
+        security: Of the client.
+        timeout: Seconds for each look.
+    """
+    for number in (address.sync, address.coord):
+        if closed := closed_port(address, number, timeout):
+            return closed
+    if swapped(address, namespace, security, timeout):
+        cure = f"swap them: its stream of changes is at {address.coord}, its questions are at {address.sync}"
+        return f"the ports of {address} are the wrong way round", cure
+    return None
