@@ -144,7 +144,7 @@ class StoreChoice:
 
 def _explained(resolved: ResolvedStore, err: StoreUnavailableError) -> StoreUnavailableError:
     """Returns the error with what can be found out about why a metadata service does not answer."""
-    address = getattr(resolved.config, "address", None)
+    address: Any = getattr(resolved.config, "address", None)
     if address is None:
         return err
     from fastdeploy_routing_plugins.stores.rdma.metadata.reaching import why_silent  # noqa: PLC0415 - ZeroMQ

@@ -36,6 +36,8 @@ class RdmaConfig:
         keys: File with the CURVE keys for the metadata service, made by ``fd-routing keygen``.
         device: RDMA devices to use, by name, parted by commas; empty: all.
         allow_tcp: Whether Mooncake may fall back to its own TCP mode, which is meant for tests.
+        protocol: Over p2pstore: its protocol, as ``transport`` or the address' query may state it, too; empty: its own
+            default.
         value: Over p2pstore: whole rollouts as ``"raw"`` bytes, as FastDeploy puts them, or as an ``"array"``.
         header: Over p2pstore: whether what this package knows of an object is kept in Redis beside the value, so that
             readers verify it. Without, only what FastDeploy's own store can say is there.
@@ -84,6 +86,9 @@ class RdmaConfig:
         default=False, metadata={"doc": "whether transport `rdma` may run over Mooncake's TCP mode, for tests"}
     )
 
+    protocol: Literal["", "tcp", "rdma"] = field(
+        default="", metadata={"doc": "over p2pstore: its protocol, also in the address' query; empty: its default"}
+    )
     value: Literal["raw", "array"] = field(
         default="raw",
         metadata={"doc": "over p2pstore: whole rollouts as raw bytes, as FastDeploy has them, or as array"},
@@ -140,5 +145,5 @@ class RdmaConfig:
 
     @property
     def address(self) -> Address | None:
-        """The service's address, or None for the one of this host and user."""
-        return parse(self.server) if self.server else None
+        """The service's address, or None for the one of this host and user, and without any over p2pstore."""
+        return parse(self.server) if self.server and not self.redis else None

@@ -72,7 +72,8 @@ class P2pClient:
 
     def _start(self, address: P2pAddress, config: RdmaConfig, host: str) -> Any:
         how: dict[str, Any] = {}
-        protocol = address.protocol or (config.transport if config.transport in ("tcp", "rdma") else "")
+        stated = config.transport if config.transport in ("tcp", "rdma") else ""
+        protocol = address.protocol or config.protocol or stated
         if protocol:
             how["protocol"] = protocol
         if address.device or config.device:

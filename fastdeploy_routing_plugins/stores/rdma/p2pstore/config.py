@@ -163,8 +163,10 @@ def problems_of(config: RdmaConfig) -> list[str]:
     else:
         if config.transport == "shm":
             found.append("transport: p2pstore has no shared memory; auto, tcp or rdma")
-        elif config.transport != "auto" and address.protocol not in ("", config.transport):
-            found.append(f"transport {config.transport!r} contradicts the address' protocol={address.protocol}")
+        said = [config.transport.replace("auto", ""), config.protocol, address.protocol]
+        if config.transport != "shm" and len({*said} - {""}) > 1:
+            names = zip(("transport", "protocol", "the address' protocol"), said, strict=True)
+            found.append(f"{' contradicts '.join(f'{name}={value}' for name, value in names if value)}")
         if address.device and config.device and address.device != config.device:
             found.append(f"device {config.device!r} contradicts the address' device={address.device}")
     try:
