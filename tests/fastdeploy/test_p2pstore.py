@@ -42,7 +42,7 @@ def replay(place: Place, redis: Redis, *, fused: bool, **options: Any) -> dict[s
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_a_trainer_gets_whole_rollouts(place: Place, redis: Redis, header: bool) -> None:
+def test_a_trainer_gets_whole_rollouts(redis: Redis, place: Place, header: bool) -> None:
     place.must(ENGINE, replay(place, redis, fused=True, header=header))
     with trainer(redis) as client:
         for seed, key in enumerate(IDS):
@@ -50,7 +50,7 @@ def test_a_trainer_gets_whole_rollouts(place: Place, redis: Redis, header: bool)
             assert ask(client.delete(key))
 
 
-def test_a_trainer_gets_each_layer(place: Place, redis: Redis) -> None:
+def test_a_trainer_gets_each_layer(redis: Redis, place: Place) -> None:
     place.must(ENGINE, replay(place, redis, fused=False, header=False))
     with trainer(redis) as client:
         for seed, key in enumerate(IDS):
