@@ -22,7 +22,7 @@ from _peer import LAYERS, SCHEMA, TOP_K, Array, routing, shared_memory
 from _rdma_peers import others
 
 from fastdeploy_routing_plugins import open_store
-from fastdeploy_routing_plugins.envelope import CHUNK_TOKENS
+from fastdeploy_routing_plugins.digests import CHUNK_TOKENS
 
 PUT, COPY, XXH3, ONE_PASS = "put, acknowledged", "memory copy", "XXH3", "XXH3, one pass"
 VARIANTS = 4

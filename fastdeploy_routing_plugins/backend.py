@@ -67,6 +67,9 @@ class Backend(ABC):
     All other verbs have defaults. A cancelled verb leaves its object whole or absent, and no connection open.
     """
 
+    digests_on_copy: bool = False
+    """See ``BlockingBackend``; only that form of a backend can have it."""
+
     async def _open(self) -> None:  # noqa: B027
         """Connects or prepares. Never deletes or changes what is stored."""
 
@@ -166,6 +169,9 @@ class BlockingBackend(ABC):
 
     threads: int = 8
     """How many calls the asynchronous form of the store makes at the same time."""
+
+    digests_on_copy: bool = False
+    """Whether ``_put`` copies what is not lent with ``Buffer.copy_into``, and takes the header that it returns."""
 
     def _open(self) -> None:  # noqa: B027
         """See ``Backend``."""

@@ -12,28 +12,23 @@ XXH3 (Yann Collet, xxHash 0.8) finds accidents, not attackers. Readers accept ol
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
 
+from .digests import CHUNK_TOKENS, DIGEST_DIGITS
 from .errors import CorruptDataError, InvalidKeyError, InvalidRecordError, UnsupportedError
 from .keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_CHOICE, RoutingKey, encode_component, encode_namespace
 from .names import AbortName, ObjectName, Part, PartName, SealName, object_name, parse_object
 from .record import WeightSpan, check_spans
 from .schema import RoutingSchema
 
-if TYPE_CHECKING:
-    from .arrays import IntArray
-
 FORMAT: Final = (1, 0)
-CHUNK_TOKENS: Final = 4096
 MAX_HEADER: Final = 64 << 20
 _MAGIC = b"FDROUTING/"
 _OURS = b"%d.%d" % FORMAT
-_DIGEST_DIGITS = 16
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 
@@ -235,7 +230,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = No
     if len(raw) > MAX_HEADER or not raw.startswith(_MAGIC):
         raise CorruptDataError("this is no routing header", name=name)
     pieces = raw.split(b" ", 2)
-    if len(pieces) != 3 or len(pieces[1]) != _DIGEST_DIGITS or _line_digest(pieces[0] + b" ", pieces[2]) != pieces[1]:
+    if len(pieces) != 3 or len(pieces[1]) != DIGEST_DIGITS or _line_digest(pieces[0] + b" ", pieces[2]) != pieces[1]:
         raise CorruptDataError("the header's digest does not match", name=name)
     _check_format(pieces[0][len(_MAGIC) :], name)
     try:
@@ -271,74 +266,7 @@ def _check_header(header: Header) -> None:
         if header.dtype != header.model().dtype:
             raise InvalidRecordError(f"dtype {header.dtype!r} is not that of {header.num_experts} experts")
         num_layers = header.layers[1] - header.layers[0]
-        if num_layers < 1 or len(header.digests) != num_layers * header.chunks * _DIGEST_DIGITS:
+        if num_layers < 1 or len(header.digests) != num_layers * header.chunks * DIGEST_DIGITS:
             raise InvalidRecordError("the number of digests does not fit the part")
         if header.weight_versions:
             check_spans(header.spans(), header.tokens)
-
-
-# --- payload ------------------------------------------------------------------------------------------------------
-
-
-def payload_of(array: IntArray) -> memoryview:
-    """Returns a C-contiguous array's bytes as a flat read-only memoryview, little-endian, without a copy if it can."""
-    if array.size == 0:
-        return memoryview(b"")
-    if sys.byteorder == "big" and array.dtype.itemsize > 1:
-        array = array.byteswap()
-    return array.data.toreadonly().cast("B")
-
-
-def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
-    """Returns the digests of a part's payload as ``PartHeader.digests`` holds them."""
-    return _digests(payload, part.num_layers, part.num_tokens * row_bytes, CHUNK_TOKENS * row_bytes).hex()
-
-
-def _digests(payload: memoryview, layers: int, layer_bytes: int, step: int) -> bytes:
-    digest = xxhash.xxh3_64_digest
-    return b"".join([digest(payload[chunk]) for chunk in _chunks(layers, layer_bytes, step)])
-
-
-@lru_cache(maxsize=32)
-def _chunks(layers: int, layer_bytes: int, step: int) -> list[slice]:
-    """Where the chunks of a payload are; rollouts of one length share the answer."""
-    return [
-        slice(at, min(at + step, base + layer_bytes))
-        for base in range(0, layers * layer_bytes, layer_bytes or 1)
-        for at in range(base, base + layer_bytes, step)
-    ]
-
-
-def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int, int], data: memoryview) -> None:
-    """Checks whole chunks of consecutive layers.
-
-    Args:
-        header: The part's header.
-        layers: ``(start, stop)``, positions within the part.
-        tokens: ``(start, stop)`` within the part: from a chunk's first token to a chunk's end or the part's.
-        data: Their bytes, layer by layer.
-
-    Raises:
-        CorruptDataError: A chunk is not what was written; the message names it.
-    """
-    row_bytes = header.model().row_bytes
-    layer_bytes = (tokens[1] - tokens[0]) * row_bytes
-    found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes).hex()
-    first, per_layer = tokens[0] // CHUNK_TOKENS, -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)
-    width = header.chunks * _DIGEST_DIGITS
-    begin, end = first * _DIGEST_DIGITS, (first + per_layer) * _DIGEST_DIGITS
-    if end - begin == width:
-        expected = header.digests[layers[0] * width : layers[1] * width]
-    else:
-        expected = "".join(
-            [header.digests[at + begin : at + end] for at in range(layers[0] * width, layers[1] * width, width)]
-        )
-    if found == expected:
-        return
-    bad = next(i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other) // _DIGEST_DIGITS
-    layer, chunk = divmod(bad, per_layer)
-    token = header.tokens[0] + tokens[0] + chunk * CHUNK_TOKENS
-    raise CorruptDataError(
-        f"layer position {header.layers[0] + layers[0] + layer}, tokens from {token}: digest does not match",
-        hint="the stored bytes were changed or damaged; delete the rollout and produce it again",
-    )

@@ -13,7 +13,8 @@ from fastdeploy_routing_plugins.backend import Blob, Buffer
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.files import write_whole
 from fastdeploy_routing_plugins.cli.output import show_bytes
-from fastdeploy_routing_plugins.envelope import PartHeader, decode_header, digest_payload, encode_header, payload_of
+from fastdeploy_routing_plugins.digests import digest_payload, payload_of
+from fastdeploy_routing_plugins.envelope import PartHeader, decode_header, encode_header
 from fastdeploy_routing_plugins.errors import CorruptDataError, InvalidRecordError, UnsupportedError
 from fastdeploy_routing_plugins.record import RoutingRecord
 from fastdeploy_routing_plugins.store.reading import Piece, decode_piece

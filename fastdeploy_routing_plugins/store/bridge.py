@@ -38,6 +38,7 @@ class _Calls(Backend):
 
     def __init__(self, blocking: BlockingBackend) -> None:
         self.blocking = blocking
+        self.digests_on_copy = blocking.digests_on_copy
         self._run = at_work().run
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
@@ -101,6 +102,7 @@ class _Threads(_Calls):
 
     def __init__(self, blocking: BlockingBackend, *, bare: bool = False) -> None:
         super().__init__(blocking)
+        self.digests_on_copy = False  # the copy is made here, see ``_put``
         self._bare = bare
         self._pool = DaemonPool(blocking.threads, "fd-routing-store")
         self._wait_pool: DaemonPool | None = None

@@ -24,6 +24,7 @@ from ..errors import (
 from ..keys import as_int, shown
 from ..spec import Capability
 from .guarding import Translated, is_sound, sliced, translate
+from .undigested import Undigested
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -43,6 +44,7 @@ class Objects:
     Attributes:
         store_name: How error messages call the store.
         has: What the backend does natively.
+        digests_on_copy: See ``BlockingBackend``.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Objects:
         self.store_name = store_name
         self.has = has
         self._ranges = Capability.RANGE in has  # looked at with every read
+        self.digests_on_copy = backend.digests_on_copy
         self._backend = backend
         self._limit = call_limit
         self._shared_loop = shared_loop
@@ -187,6 +190,8 @@ class Objects:
                 stored = decode_header(raw, name=name)
             else:
                 raise self.broken("_put", f"raised AlreadyExistsError with a {type(raw).__name__} as header") from err
+            if isinstance(payload, Undigested):
+                header = payload.digested()
             if not header.same_content(stored):
                 raise ConflictError(
                     f"other content is stored for {header.key()}, attempt {header.attempt}",

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from ..backend import Blob, GetRequest
-from ..envelope import CHUNK_TOKENS, PartHeader, decode_header, verify_chunks
+from ..digests import CHUNK_TOKENS, verify_chunks
+from ..envelope import PartHeader, decode_header
 from ..errors import ConflictError, CorruptDataError
 from ..names import Part, PartName
 

@@ -144,8 +144,9 @@ class RoutingStore:
             )
         place: dict[str, Any] = {"layers": layers, "tokens": tokens, "total_tokens": total_tokens, "layout": layout}
         return await self.put_draft(
-            key, routing, stated, self._stamp(key, attempt), weight_versions=weight_versions, **place
-        )
+            key, routing, stated, self._stamp(key, attempt), weight_versions=weight_versions,
+            on_copy=self._objects.digests_on_copy, **place,
+        )  # fmt: skip
 
     async def put_draft(
         self, key: RoutingKey, routing: Any, schema: RoutingSchema, stamp: Mapping[str, Any], **how: Any

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import arrays, envelope
+from .. import arrays, digests, envelope
 from ..backend import Buffer
 from ..errors import AbortedError, AbsentError, ConflictError, CorruptDataError, SupersededError, UnsupportedError
 from ..keys import RoutingKey
@@ -20,6 +20,7 @@ from ..status import PutOutcome
 from . import reading
 from .assemble import Attempts
 from .placing import place
+from .undigested import WORTH, Undigested
 
 _PROBES = "fd-routing-probes"  # a namespace that no run uses
 
@@ -44,6 +45,7 @@ class Draft:
         header: Its header.
         array: ``[layers, tokens, top_k]`` in canonical form, None for seals and abort marks.
         lend: Makes the buffer of an array that is canonical as it came, if its owner lends the memory.
+        undigested: Whether the digests are to be made while the payload is copied.
     """
 
     key: RoutingKey
@@ -51,14 +53,19 @@ class Draft:
     header: envelope.Header
     array: IntArray | None = None
     lend: Lend | None = None
+    undigested: bool = False
 
     @property
     def buffer(self) -> Buffer:
         """The payload, in the array's own memory."""
-        if self.array is None or not isinstance(self.header, envelope.PartHeader):
+        header = self.header
+        if self.array is None or not isinstance(header, envelope.PartHeader):
             return Buffer(memoryview(b""))
+        payload = digests.payload_of(self.array)
+        if self.undigested:
+            return Undigested(payload, self.array.shape, header)
         make = Buffer if self.lend is None else self.lend
-        return make(envelope.payload_of(self.array), self.array.shape, self.header.dtype)
+        return make(payload, self.array.shape, header.dtype)
 
 
 def draft_part(
@@ -74,6 +81,7 @@ def draft_part(
     weight_versions: object,
     validate: bool = True,
     lend: Lend | None = None,
+    on_copy: bool = False,
 ) -> Draft:
     """Checks a part and computes its header; see ``RoutingStore.put`` for the arguments and errors.
 
@@ -89,11 +97,17 @@ def draft_part(
         weight_versions: See ``RoutingStore.put``.
         validate: Whether ids are checked; ids that are to be narrowed always are.
         lend: See ``Draft``.
+        on_copy: Whether digests may be left to who copies the payload, see ``Undigested``.
     """
     given = arrays.layer_first(arrays.as_numpy(routing), layout)
     what = place(given.shape, schema, layers, tokens, total_tokens)
     spans: tuple[WeightSpan, ...] = as_spans(weight_versions, what.part.tokens)
     array = arrays.canonical(given, schema, what.part, validate=validate)
+    undigested = on_copy and array.nbytes >= WORTH
+    if undigested:
+        made = digests.no_digests(what.part)
+    else:
+        made = digests.digest_payload(digests.payload_of(array), what.part, schema.row_bytes)
     header = envelope.PartHeader(
         **stamp,
         num_experts=schema.num_experts,
@@ -103,12 +117,12 @@ def draft_part(
         layers=what.part.layers,
         tokens=what.part.tokens,
         total_tokens=what.total_tokens,
-        digests=envelope.digest_payload(envelope.payload_of(array), what.part, schema.row_bytes),
+        digests=made,
         weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
     )
     # Narrowed ids lie in memory of their own, which nobody reuses before the put ends.
     lent = lend if lend is not None and np.may_share_memory(array, given) else None
-    return Draft(key, what, header, array, lent)
+    return Draft(key, what, header, array, lent, undigested)
 
 
 async def keeps(objects: Objects, stamp: Mapping[str, Any]) -> bool:

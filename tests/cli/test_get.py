@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import RoutingSchema, WeightSpan, open_store
-from fastdeploy_routing_plugins.envelope import PartHeader, decode_header, digest_payload
+from fastdeploy_routing_plugins.digests import digest_payload
+from fastdeploy_routing_plugins.envelope import PartHeader, decode_header
 from fastdeploy_routing_plugins.keys import encode_component
 
 from .helpers import COMMAND, environment, invoke, invoke_json, routing

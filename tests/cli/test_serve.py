@@ -74,7 +74,10 @@ def test_who_swaps_the_ports_is_told_so(service: subprocess.Popen[str], address:
 
 @pytest.mark.parametrize(
     ("server", "said"),
-    [("zmq://nowhere.invalid:5765,nowhere.invalid:5766", "nowhere.invalid is no known host"), ("", "nobody listens at")],
+    [
+        ("zmq://nowhere.invalid:5765,nowhere.invalid:5766", "nowhere.invalid is no known host"),
+        ("", "nobody listens at"),
+    ],
 )
 def test_a_service_that_is_not_there_is_told_by_why(address: str, server: str, said: str) -> None:
     found = invoke("ls", "--config", config(server or address))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy_routing_plugins import envelope
+from fastdeploy_routing_plugins import digests, envelope
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import CorruptDataError, UnsupportedError
 from fastdeploy_routing_plugins.names import Part
@@ -44,7 +44,7 @@ def example(tokens: int = 5000, layers: tuple[int, int] = (0, 3)) -> tuple[envel
         layers=layers,
         tokens=part.tokens,
         total_tokens=None,
-        digests=envelope.digest_payload(envelope.payload_of(array), part, 2),
+        digests=digests.digest_payload(digests.payload_of(array), part, 2),
         weight_versions=((10, 11, 7), (11, 10 + tokens, "step-8")),
     )
     return header, array
@@ -82,7 +82,7 @@ def test_the_golden_payload_passes_its_digests() -> None:
     header = envelope.decode_header(golden["header"].encode())
     assert isinstance(header, envelope.PartHeader)
     payload = memoryview(bytes.fromhex(golden["payload"]))
-    envelope.verify_chunks(header, (0, 3), (0, 3), payload)
+    digests.verify_chunks(header, (0, 3), (0, 3), payload)
 
 
 def test_a_header_under_another_name_is_corrupt() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import default_rng
 
-from fastdeploy_routing_plugins import envelope
+from fastdeploy_routing_plugins import digests, envelope
 from fastdeploy_routing_plugins.backend import Buffer
 from fastdeploy_routing_plugins.keys import RoutingKey
 from fastdeploy_routing_plugins.schema import RoutingSchema
@@ -47,7 +47,7 @@ class Item:
     def buffer(self) -> Buffer:
         if self.array.ndim != 3:
             return Buffer(memoryview(b""))
-        return Buffer(envelope.payload_of(self.array), self.array.shape, str(self.array.dtype))
+        return Buffer(digests.payload_of(self.array), self.array.shape, str(self.array.dtype))
 
 
 def part(
@@ -87,7 +87,7 @@ def part(
         layers=placed.layers,
         tokens=placed.tokens,
         total_tokens=total,
-        digests=envelope.digest_payload(envelope.payload_of(array), placed, schema.row_bytes),
+        digests=digests.digest_payload(digests.payload_of(array), placed, schema.row_bytes),
     )
     return Item(header.name(), envelope.encode_header(header), array)
 
@@ -135,7 +135,7 @@ def is_whole(backend: LocalBackend, name: str) -> bool:
     if not isinstance(header, envelope.PartHeader):
         return len(blob.payload[0]) == 0
     payload = memoryview(blob.payload[0])
-    return envelope.digest_payload(payload, header.part(), header.schema().row_bytes) == header.digests
+    return digests.digest_payload(payload, header.part(), header.schema().row_bytes) == header.digests
 
 
 @contextlib.contextmanager

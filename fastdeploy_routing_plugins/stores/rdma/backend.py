@@ -53,6 +53,7 @@ class RdmaBackend(BlockingBackend):
     """
 
     threads = 16
+    digests_on_copy = True
 
     def __init__(self, context: StoreContext) -> None:
         self._config: RdmaConfig = context.config

@@ -10,7 +10,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from ...arena.arena import Arena
 from ...arena.file import SHELF as SHELF_KIND
@@ -154,9 +153,8 @@ class Shelf:
     def _copied(self, name: str, header: bytes, payload: Buffer) -> Held:
         block = self._card(encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes), payload.nbytes)
         data = self._arena.file.data[block.payload_at : block.payload_at + payload.nbytes]
-        if payload.nbytes:
-            # NumPy copies without holding the interpreter's lock.
-            np.copyto(np.frombuffer(data, np.uint8), np.frombuffer(payload.data, np.uint8))
+        header = payload.copy_into(data) or header
+        block.meta = encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes)
         self._publish(block)
         place = Place(
             card=block.page,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....convert import p2pstore as convert
 from ....convert.fastdeploy import DTYPES
-from ....envelope import PartHeader, digest_payload, encode_header, payload_of
+from ....digests import digest_payload, payload_of
+from ....envelope import PartHeader, encode_header
 from ....errors import CorruptDataError, InvalidKeyError, InvalidRecordError
 from ....keys import RoutingKey
 from ....names import PartName, object_name

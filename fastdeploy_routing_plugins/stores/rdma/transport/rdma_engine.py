@@ -31,8 +31,8 @@ _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 
 SPIN: Final = 100e-6  # s for which is looked without sleeping after something happened
 PAUSE: Final = 40e-6  # s between looks after that
-_LONG: Final = 20e-3  # s after which a transfer is a long one
-_LONG_PAUSE: Final = 200e-6  # s between looks at those
+_LATE: Final = 1 / 16  # of the time that a transfer has taken; looking more often costs more than it brings
+_LONG_PAUSE: Final = 200e-6  # s; the longest
 _KEEPER_PAUSE: Final = 2e-3  # s between looks when nobody waits
 _JOIN: Final = 2.0  # s
 STUCK: Final = 1.0  # s; a first contact takes 1 to 40 ms
@@ -173,7 +173,7 @@ class Engine:
             if moved:
                 busy = now
             elif now - busy > SPIN:
-                time.sleep(PAUSE if now - busy < _LONG else _LONG_PAUSE)
+                time.sleep(min(max(PAUSE, (now - busy) * _LATE), _LONG_PAUSE))
 
     # --- what nobody waits for --------------------------------------------------------------------------------------
 
