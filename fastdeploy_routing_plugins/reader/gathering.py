@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import (
     AbortedError,
@@ -16,6 +16,7 @@ from ..errors import (
     ProducerLostError,
     RoutingError,
     StoreError,
+    StoreUnavailableError,
 )
 from . import asking, bulk
 
@@ -29,11 +30,17 @@ if TYPE_CHECKING:
     from .asking import Ask, Reading
     from .prefetch import Prefetcher
 
+_SILENT = 0.25  # s between looks at what a producer holds that gives no sign
 _AGAIN = 0.05  # s after which what was cancelled and goes on is cancelled again
 AT_ONCE = 32  # reads under way; waiting for what is absent is not counted, so nothing absent holds others up
 
 ABOUT_ONE = (AbsentError, ConflictError, CorruptDataError, ProducerLostError)
-"""What can be wrong with one rollout and leaves the others alone; everything else is wrong with all of them."""
+"""What can be wrong with one rollout and leaves the others alone."""
+
+
+def about_one(err: object) -> TypeGuard[StoreError]:
+    """Whether one rollout has this error and leaves the others alone; everything else is wrong with all of them."""
+    return isinstance(err, ABOUT_ONE) or (isinstance(err, StoreUnavailableError) and "owner" in err.facts)
 
 
 async def settle(
@@ -43,6 +50,16 @@ async def settle(
     taken = await prefetched.take(ask)
     if taken is not None:
         return ask.checked(taken)
+    while True:
+        try:
+            return await _read(store, ask, clock, gate)
+        except StoreUnavailableError as err:  # its holder may be starting again; soon it is known whether it is lost
+            if not about_one(err) or clock.over:
+                raise err.with_facts(waited=clock.waited) from None
+        await asyncio.sleep(min(_SILENT, asking.left(clock)))
+
+
+async def _read(store: RoutingStore, ask: Ask, clock: Clock, gate: asyncio.Semaphore) -> Reading:
     try:
         async with gate:
             return await asking.read(store, ask, 0.0)
@@ -144,8 +161,8 @@ async def all_of(
 
     def done(index: int, result: Reading | RoutingError) -> None:
         if isinstance(result, RoutingError):
-            curable = isinstance(result, AbsentError) and not isinstance(result, AbortedError)
-            if not isinstance(result, ABOUT_ONE) or not (mask or curable):
+            curable = isinstance(result, (AbsentError, StoreUnavailableError)) and not isinstance(result, AbortedError)
+            if not about_one(result) or not (mask or curable):
                 raise result.with_facts(failed={index: result})
         results[index] = result
 

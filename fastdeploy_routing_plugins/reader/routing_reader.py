@@ -269,7 +269,7 @@ class RoutingReader(ReaderHandle):
         given = list(several.some(ids))
         asks = Terms(self.schema, self.layout, **terms).asks(several.keys(given))
         mask = several.masks(on_missing)
-        return several.completed(self._own().concurrent(), given, asks, Clock(timeout), mask=mask)
+        return several.completed(self, self._own().concurrent(), given, asks, Clock(timeout), mask=mask)
 
     def prefetch(self, ids: Iterable[Key], timeout: float = 600.0, **terms: Any) -> None:
         """Begins to read rollouts in the background, within the reader's bounds, and returns.

@@ -44,11 +44,12 @@ def masks(on_missing: object) -> bool:
 
 
 def completed(
-    concurrent: Concurrent, given: Sequence[Key], asks: Sequence[Ask], clock: Clock, *, mask: bool
+    reader: object, concurrent: Concurrent, given: Sequence[Key], asks: Sequence[Ask], clock: Clock, *, mask: bool
 ) -> Iterator[tuple[Key, Reading | StoreError]]:
     """Begins to read, and yields each rollout as it comes, the failures of single ones last.
 
     Args:
+        reader: Who reads them; kept until the iterator is done with, since a reader that is dropped is closed.
         concurrent: Where they are read.
         given: The ids as the caller wrote them.
         asks: What is read, in the same order.
@@ -57,10 +58,11 @@ def completed(
     """
     results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     end = concurrent.begin(asks, clock, lambda index, result: results.put((index, result)))
-    return _yielded(concurrent, given, asks, results, end, mask=mask)
+    return _yielded(reader, concurrent, given, asks, results, end, mask=mask)
 
 
 def _yielded(
+    reader: object,
     concurrent: Concurrent,
     given: Sequence[Key],
     asks: Sequence[Ask],
@@ -76,7 +78,7 @@ def _yielded(
             index, result = _next(concurrent, results)
             if not isinstance(result, RoutingError):
                 yield given[index], result
-            elif not isinstance(result, gathering.ABOUT_ONE):
+            elif not gathering.about_one(result):
                 raise result
             elif mask:
                 yield given[index], result
@@ -85,6 +87,7 @@ def _yielded(
         gathering.raise_together(failed, asks)
     finally:
         end()
+        del reader
 
 
 def _next(concurrent: Concurrent, results: queue.SimpleQueue[Result]) -> Result:

@@ -337,6 +337,50 @@ def test_a_store_that_is_away_spoils_the_batch() -> None:
             reader.get_batch(["a"], on_missing="mask")
 
 
+@pytest.mark.parametrize("form", [AsyncMemory, BlockingMemory])
+@pytest.mark.parametrize("verb", ["get_batch", "as_completed"])
+def test_a_producer_that_is_silent_is_waited_for(form: Any, verb: str) -> None:
+    place, asked = memory(form), 0
+
+    def silent(verb: str, name: str) -> None:
+        nonlocal asked
+        asked += "/a/" in name
+        if "/a/" in name and asked < 4:
+            raise e.StoreUnavailableError("gives no sign", owner="somebody")
+
+    with place.store() as store, place.reader() as reader:
+        for key in ("a", "b"):
+            store.put(key, routing())
+        place.shelf.before = silent
+        call = getattr(reader, verb)
+        found = dict(call(["a", "b"], timeout=20)) if verb == "as_completed" else call(["a", "b"], timeout=20).keys
+        assert len(found) == 2
+
+
+def test_a_producer_that_stays_silent_spoils_its_own_rollouts_only() -> None:
+    place = memory(AsyncMemory)
+
+    def silent(verb: str, name: str) -> None:
+        if "/a/" in name:
+            raise e.StoreUnavailableError("gives no sign", owner="somebody")
+
+    with place.store() as store, place.reader() as reader:
+        for key in ("a", "b"):
+            store.put(key, routing())
+        place.shelf.before = silent
+        batch = reader.get_batch(["a", "b"], timeout=0.3, on_missing="mask")
+        assert {index: type(err) for index, err in batch.missing.items()} == {0: e.StoreUnavailableError}
+        np.testing.assert_array_equal(batch.routing[1], routing())
+        with pytest.raises(e.StoreUnavailableError, match="gives no sign") as caught:
+            reader.get_batch(["a", "b"], timeout=0.3)
+        assert (list(caught.value.failed), caught.value.waited >= 0.3) == ([0], True)
+
+
+def test_an_iterator_keeps_the_reader_that_nobody_else_does(stored: Place) -> None:
+    found = dict(stored.reader().as_completed(["s:0:0:0", "absent"], on_missing="mask"))
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("ids", ["s:0:0:0", RoutingKey("s"), 3, None])
 def test_one_id_is_no_list_of_ids(reader: RoutingReader, ids: Any) -> None:
     with pytest.raises(e.InvalidKeyError, match="ids must be a list"):

@@ -91,7 +91,7 @@ class Puller:
             try:
                 blobs = self._from(owner, items, deadline, view)
             except StoreUnavailableError as err:
-                trouble = err
+                trouble = err.with_facts(owner=owner)
                 left += [index for index, _, _ in items]
                 continue
             for (index, _, _), blob in zip(items, blobs, strict=True):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fastdeploy_routing_plugins import SyncStore
+from fastdeploy_routing_plugins import SyncStore, open_reader
 from fastdeploy_routing_plugins.errors import ProducerLostError, RoutingError, StoreUnavailableError
 
-from .faulty import LONG, frozen, get, ground, is_right, routing
+from .faulty import LONG, SCHEMA, frozen, get, ground, is_right, routing
 from .metadata.helpers import served
 
 SUSPECT, LOST = 5.0, 20.0  # s on a busy machine; a quiet one is held to 2.5 and 12
@@ -95,3 +95,17 @@ def test_no_get_takes_longer_than_a_producer_needs_to_become_suspect(observers: 
 
 def test_nothing_of_a_frozen_producer_is_wrong_or_lost(observers: list[Observer]) -> None:
     assert [each.wrong for each in observers if each.wrong] == []
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_batch_waits_until_a_killed_producer_is_known_to_be_lost(transport: str) -> None:
+    with served() as service, ground(str(service.address)) as place, place.child("hold") as dead:
+        dead.answer()
+        dead.ask("put", "dead")
+        with place.store() as living, open_reader(place.config(transport=transport), schema=SCHEMA) as reader:
+            living.put("living", routing("living"))
+            dead.kill()
+            time.sleep(2.5)  # nothing is heard of it, and it is not known to be lost
+            batch = reader.get_batch(["dead", "living"], timeout=30, on_missing="mask")
+            assert {index: type(err) for index, err in batch.missing.items()} == {0: ProducerLostError}
+            assert batch.mask.any(axis=1).tolist() == [False, True]
