@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -190,25 +191,20 @@ class Arena:
     def release(self, block: Block) -> None:
         """Takes a block back; its pages are used again once no reader has a pin on them.
 
-        Never waits: the garbage collector may call this in the middle of any other method. If the lock is taken, the
-        next ``allocate`` does the rest.
+        Never waits and takes no lock: the garbage collector may call this in the middle of any other method, and a
+        signal may end it anywhere. Readers find the block gone at once; the next ``allocate`` does the rest.
         """
+        if block.sequence and not self._closed:
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                self._words[block.page * PAGE // WORD + Word.STATE] = State.FREE
         self._returned.append(block)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
 
     def _sweep(self) -> None:
         """Looks at what was released since the last time. Called with the lock held."""
         if not self._returned:
             return
         while self._returned:
-            block = self._returned.popleft()
-            if block.sequence and not self._closed:
-                self._words[block.page * PAGE // WORD + Word.STATE] = State.FREE
-            self._waiting.append(block)
+            self._waiting.append(self._returned.popleft())
         self._reclaim()
 
     def _reclaim(self) -> None:

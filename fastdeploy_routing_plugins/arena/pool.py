@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mmap
-import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -26,14 +26,20 @@ class _Chunk:
     __slots__ = ("address", "memory", "nbytes", "since")
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self.memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError, ValueError) as err:
+            raise MemoryError(f"no memory for {nbytes} bytes") from err
         self.address: int = np.frombuffer(self.memory, np.uint8).__array_interface__["data"][0]
         self.nbytes = nbytes
         self.since = 0.0
 
 
 class Pool(Forgetful):
-    """Recycled memory. Methods may be called from several threads.
+    """Recycled memory. Methods may be called from several threads, and from finalizers and signal handlers amid them.
+
+    There is no lock, which an interrupt could leave locked: each step is one operation of a deque or a dict, and all
+    that can go wrong between two of them is that memory is not recycled.
 
     Args:
         idle_bytes: How many bytes are kept while nobody uses them.
@@ -43,17 +49,14 @@ class Pool(Forgetful):
     def __init__(self, idle_bytes: int = IDLE_BYTES, idle_seconds: float = IDLE_SECONDS) -> None:
         self._limit = idle_bytes
         self._seconds = idle_seconds
-        self._lock = threading.Lock()
-        self._idle: dict[int, list[_Chunk]] = {}  # by size; what came back last is at the end
-        self._idle_bytes = 0
-        self._returned: deque[_Chunk] = deque()
+        self._idle: dict[int, deque[_Chunk]] = {}  # by size; what came back last is at the end
         self._trimmed = 0.0
         self.remember()
 
     @property
     def idle_bytes(self) -> int:
         """Bytes that are kept and not used."""
-        return self._idle_bytes
+        return sum([size * len(same) for size, same in list(self._idle.items())])
 
     def take(self, nbytes: int) -> memoryview:
         """Returns writable memory of unknown content, which comes back once nothing refers to it any more.
@@ -66,60 +69,40 @@ class Pool(Forgetful):
         if nbytes < SMALL:
             return np.empty(nbytes, np.uint8).data
         size = size_class(nbytes)
-        with self._lock:
-            if self._returned:
-                self._sweep()
-            same = self._idle.get(size)
-            chunk = same.pop() if same else None
-            if chunk is not None:
-                self._idle_bytes -= size
-        if chunk is None:
-            try:
-                chunk = _Chunk(size)
-            except (OSError, OverflowError, ValueError) as err:
-                raise MemoryError(f"no memory for {nbytes} bytes") from err
+        if time.monotonic() > self._trimmed + _TRIM:
+            self._trim()
+        same = self._idle.get(size)
+        try:
+            chunk = same.pop() if same else _Chunk(size)
+        except IndexError:  # another thread was faster
+            chunk = _Chunk(size)
         return lend(chunk.address, nbytes, self._give, chunk, writable=True)
 
     def _give(self, chunk: _Chunk) -> None:
-        """Takes memory back. Never waits: the garbage collector may call this in the middle of ``take``."""
-        self._returned.append(chunk)
-        while self._returned and self._lock.acquire(blocking=False):
-            try:
-                self._sweep()
-            finally:
-                self._lock.release()
+        """Takes memory back. Never waits: the garbage collector may call this in the middle of anything."""
+        chunk.since = time.monotonic()
+        self._idle.setdefault(chunk.nbytes, deque()).append(chunk)
+        if self.idle_bytes > self._limit or chunk.since > self._trimmed + _TRIM:
+            self._trim()
 
-    def _sweep(self) -> None:
-        """Puts away what came back. Called with the lock held."""
-        now = time.monotonic()
-        while self._returned:
-            chunk = self._returned.popleft()
-            chunk.since = now
-            self._idle.setdefault(chunk.nbytes, []).append(chunk)
-            self._idle_bytes += chunk.nbytes
-        if self._idle_bytes > self._limit or now > self._trimmed + _TRIM:
-            self._trim(now)
-
-    def _trim(self, now: float) -> None:
-        """Lets go of what is too much or too old, the oldest first. Called with the lock held."""
-        self._trimmed = now
-        idle = sorted([chunk for same in self._idle.values() for chunk in same], key=lambda chunk: chunk.since)
-        for chunk in idle:  # each is the first of its class
-            if self._idle_bytes <= self._limit and chunk.since > now - self._seconds:
-                break
-            del self._idle[chunk.nbytes][0]
-            self._idle_bytes -= chunk.nbytes
+    def _trim(self) -> None:
+        """Lets go of what is too much or too old, the oldest first."""
+        self._trimmed = now = time.monotonic()
+        while idle := [same for same in list(self._idle.values()) if same]:
+            with suppress(IndexError):  # another thread takes from it
+                oldest = min(idle, key=lambda same: same[0].since)
+                if self.idle_bytes <= self._limit and oldest[0].since > now - self._seconds:
+                    return
+                oldest.popleft()
 
     def close(self) -> None:
         """Lets go of what is idle; what is in use stays valid, and goes when it comes back."""
-        with self._lock:
-            self._limit = 0
-            self._sweep()
+        self._limit = 0
+        self._trim()
 
     def forget(self) -> None:
-        """In a forked child, whose memory is its own: a thread that is not here may hold the lock."""
-        self._lock = threading.Lock()
-        self._idle, self._idle_bytes = {}, 0
+        """In a forked child: the memory is its own, what the parent has idle is not worth keeping."""
+        self._idle = {}
 
 
 def size_class(nbytes: int) -> int:

@@ -75,7 +75,7 @@ def command(out: Output, name: str | None, config: str | None, fastdeploy: str |
                 continue
             out.line(f"{each}: {'failed' if each in failed else 'ok'}")
             _print(out, steps)
-            if each not in failed and (config is not None or each == configured):
+            if each not in failed and (name is not None or config is not None or each == configured):
                 out.line("  nothing was opened: `fd-routing try` does that")
         for problem in problems:
             out.line(f"problem: {problem}")

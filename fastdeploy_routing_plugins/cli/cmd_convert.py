@@ -18,6 +18,7 @@ from fastdeploy_routing_plugins.cli.importing import import_tree
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id
 from fastdeploy_routing_plugins.convert.fastdeploy import DTYPES
+from fastdeploy_routing_plugins.errors import InvalidRecordError
 from fastdeploy_routing_plugins.keys import DEFAULT_NAMESPACE, MAX_ATTEMPT, RoutingKey
 from fastdeploy_routing_plugins.spec import Capability
 
@@ -108,6 +109,8 @@ def command(
     if output is not None:
         check_target(output, force, ENDINGS)
     found = convert(path, form, schema, options)
+    if options.get("num_tokens") is None and not all(len(rows) for _, rows in found):
+        raise InvalidRecordError(f"there is no routing in {path}", hint="was it cut off?")
     if choice is not None:
         found = [(number, rows) for number, rows in found if number == choice]
         if not found:
@@ -165,9 +168,8 @@ def _put(
             f"store {spec.name!r} keeps routing in the memory of the process that puts it, and this one ends now",
             "convert to a file with -o, or into another store",
         )
-    if dry_run:
-        results = [put(None, RoutingKey(name, number), [rows], attempt) for number, rows in found]
-    else:
+    results = [put(None, RoutingKey(name, number), [rows], attempt) for number, rows in found]  # all, or nothing
+    if not dry_run:
         with choose.open(out, existing=False) as store:
             results = [put(store, RoutingKey(name, number), [rows], attempt) for number, rows in found]
             where = {"store": store.resolved.name, "namespace": store.namespace}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.options import bare_store_options, common_options
+from fastdeploy_routing_plugins.cli.output import counted
 from fastdeploy_routing_plugins.cli.signals import cleaning_up
 from fastdeploy_routing_plugins.doctor.case import Case
 from fastdeploy_routing_plugins.doctor.examining import examine
@@ -38,7 +39,7 @@ _CHECKS = (
     ("store", "store", "check_open"),
     ("probe", "store", "check_probe"),
 )
-_WORDS = (("good", "good"), ("info", "for information"), ("warn", "warnings"), ("bad", "bad"))
+_WORDS = (("good", "good"), ("info", "for information"), ("warn", "warning"), ("bad", "bad"))
 
 
 @click.command("doctor")
@@ -88,7 +89,8 @@ def command(
     document = {"ok": found.healthy, "counts": counts, "lines": [line.to_dict() for line in found.lines]}
     if not out.document(document):
         _print(out, found)
-        out.line(", ".join(f"{counts[kind]} {word}" for kind, word in _WORDS if counts[kind]))
+        said = [counted(counts[kind], word) if kind == "warn" else f"{counts[kind]} {word}" for kind, word in _WORDS]
+        out.line(", ".join(text for text, (kind, _) in zip(said, _WORDS, strict=True) if counts[kind]))
     return 0 if found.healthy else 1
 
 

@@ -44,6 +44,8 @@ def command(out: Output, folder: str, names: Sequence[str]) -> int:
     the client's hosts safely, it contains a secret. In a DIR that has keys, further clients are added; a service that
     runs lets them in at once. No file of keys is ever overwritten.
     """
+    if not folder:
+        raise UsageProblem("DIR is empty", "name a folder; is a variable not set?")
     base = Path(os.path.expanduser(folder))
     for name in names:
         if not _NAME.fullmatch(name) or name in _RESERVED:
@@ -51,11 +53,11 @@ def command(out: Output, folder: str, names: Sequence[str]) -> int:
     server_file, clients_file = base / SERVER_FILE, base / CLIENTS_FILE
     adding = server_file.exists()
     if adding and not names:
-        raise Failure("exists", f"{server_file} exists", "name clients to add, or another folder")
+        raise UsageProblem(f"{server_file} exists", "name clients to add, or another folder")
     clients = list(dict.fromkeys(names)) or ["client"]
     for path in [base / f"{name}.json" for name in clients] + ([] if adding else [clients_file]):
         if path.exists():
-            raise Failure("exists", f"{path} exists", "keys are never overwritten")
+            raise UsageProblem(f"{path} exists", "keys are never overwritten")
     try:
         made = _add(base, clients) if adding else _make(base, clients)
     except OSError as err:

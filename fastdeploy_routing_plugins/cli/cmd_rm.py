@@ -10,7 +10,7 @@ from fastdeploy_routing_plugins.cli.asking import confirmed
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
 from fastdeploy_routing_plugins.cli.cmd_ls import show_rollouts
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes
+from fastdeploy_routing_plugins.cli.output import Output, counted, show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def command(
         found, absent = pick(store, ids, prefix, everything, choice)
         for key in absent:
             out.note(f"not found: {key}")
-        size = f"{len(found)} rollouts ({show_bytes(sum(status.nbytes for status in found))})"
+        size = f"{counted(len(found), 'rollout')} ({show_bytes(sum(status.nbytes for status in found))})"
         where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
         if dry_run:
             show_rollouts(out, found)
@@ -65,7 +65,7 @@ def command(
         "absent": [_name(key) for key in absent],
     }
     if not out.document(report) and not dry_run and not refused:
-        out.line(f"deleted {deleted} rollouts")
+        out.line(f"deleted {counted(deleted, 'rollout')}")
     return 1 if absent or refused else 0
 
 

@@ -10,7 +10,7 @@ from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_opt
 from fastdeploy_routing_plugins.cli.cmd_stat import why_aborted
 from fastdeploy_routing_plugins.cli.failures import naming
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, counted, show_bytes, show_id
 from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def command(
         if rows:
             out.table(("ID", "RESULT", "WHY"), rows)
         out.line(
-            f"{len(results)} rollouts checked ({show_bytes(nbytes)}): {len(results) - len(bad) - aborted} ok, "
+            f"{counted(len(results), 'rollout')} checked ({show_bytes(nbytes)}): "
+            + f"{len(results) - len(bad) - aborted} ok, "
             + (f"{aborted} aborted, " if aborted else "")
             + f"{len(bad)} bad, {warned} with warnings"
         )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _GAP = "  "
+_LEAST = 20  # columns that the widest column needs, if it is to be broken into lines
 ID_LIMIT = 63
 
 
@@ -77,7 +78,9 @@ class Output:
         cells = [[clean(cell) for cell in row] for row in [headers, *rows]]
         widths = [max(_width(row[i]) for row in cells) for i in range(len(headers))]
         if self._to_people() and sum(widths) + len(_GAP) * (len(widths) - 1) > _columns():
-            self._fold(cells, right, widths.index(max(widths)))
+            widest = widths.index(max(widths))
+            others = sum(widths) - widths[widest] + len(_GAP) * (len(widths) - 1)
+            self._fold(cells, right, widest if others + _LEAST <= _columns() else None)
             return
         for row in cells:
             padded = [
@@ -86,7 +89,8 @@ class Output:
             ]
             self._write(_GAP.join(padded).rstrip())
 
-    def _fold(self, cells: list[list[str]], right: str, widest: int) -> None:
+    def _fold(self, cells: list[list[str]], right: str, widest: int | None) -> None:
+        """Prints a table with one column broken into lines, or all of them: what has no room would vanish."""
         from rich.console import Console  # noqa: PLC0415 - rich costs 50 ms that narrow tables do not pay
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -94,7 +98,7 @@ class Output:
         table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="")
         for index, (header, side) in enumerate(zip(cells[0], right, strict=True)):
             justify: Literal["left", "right"] = "right" if side == "r" else "left"
-            table.add_column(Text(header), justify=justify, overflow="fold", no_wrap=index != widest)
+            table.add_column(Text(header), justify=justify, overflow="fold", no_wrap=widest not in (None, index))
         for row in cells[1:]:
             table.add_row(*map(Text, row))
         Console(file=self._stream, markup=False, emoji=False, highlight=False).print(table)
@@ -220,6 +224,11 @@ def show_id(rollout_id: str, choice: int = 0, *, limit: int = 0) -> str:
         half = (limit - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"
     return text + (f" #{choice}" if choice else "")
+
+
+def counted(number: int, word: str) -> str:
+    """Returns ``1 rollout`` or ``2 rollouts``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def show_bytes(count: float) -> str:

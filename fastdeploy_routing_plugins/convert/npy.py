@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..errors import InvalidRecordError
 
 MAGIC = b"\x93NUMPY"
+_MAX_AXES = 8
 MAX_HEADER = 1024  # NumPy writes 118 bytes for three axes
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _PAIR = r"""['"](descr|fortran_order|shape)['"] ?: ?('[^']*'|"[^"]*"|True|False|\([0-9, ]*\))"""
@@ -33,6 +34,8 @@ def read(raw: bytes) -> npt.NDArray[Any]:
     """
     descr, shape, start = _head(raw)
     dtype = np.dtype(descr)
+    if len(shape) > _MAX_AXES:
+        raise InvalidRecordError(f"an .npy file of {len(shape)} axes holds no routing")
     expected, found = math.prod(shape) * dtype.itemsize, len(raw) - start
     if found != expected:
         raise InvalidRecordError(

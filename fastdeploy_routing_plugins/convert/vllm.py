@@ -90,7 +90,10 @@ def rows(
     ids = decode(routed_experts, schema, num_hidden_layers=num_hidden_layers)
     apart = prompt is not None
     if apart:
-        ids = np.concatenate([decode(prompt, schema, num_hidden_layers=num_hidden_layers), ids])
+        first = decode(prompt, schema, num_hidden_layers=num_hidden_layers)
+        if first.dtype != ids.dtype:
+            raise InvalidRecordError(f"prompt_routed_experts has dtype {first.dtype}, routed_experts {ids.dtype}")
+        ids = np.concatenate([first, ids])
     fill = _FILL if ids.dtype.kind == "i" else None
     return placed(ids, schema, start=start, num_tokens=num_tokens, fill=fill, last_too=apart, fewer=apart)
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ..errors import InvalidKeyError, InvalidRecordError, StoreError, UnsupportedError
-from ..keys import as_int, shown
+from ..keys import MAX_ATTEMPT, as_int, check_int, shown
 from ..names import MAX_TOKENS
 from ..store.selection import bounds
 from .alignment import ROWS, place
@@ -63,6 +63,7 @@ class Terms:
         if self.layers is not None and self.layer_ids is not None:
             raise InvalidKeyError("layers and layer_ids exclude each other")
         bounds("layers", self.layers)
+        self._set("min_attempt", check_int("min_attempt", self.min_attempt, MAX_ATTEMPT))
         if self.layers is not None or self.layer_ids is not None:
             self._set("rank", None)
         rule: object = self.rows

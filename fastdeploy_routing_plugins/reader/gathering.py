@@ -38,6 +38,15 @@ ABOUT_ONE = (AbsentError, ConflictError, CorruptDataError, ProducerLostError)
 """What can be wrong with one rollout and leaves the others alone."""
 
 
+def without_frames(err: RoutingError) -> RoutingError:
+    """Returns an error that is to be kept: the frames that it came through would keep what else was read, and pins."""
+    each: BaseException | None = err
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return err
+
+
 def about_one(err: object) -> TypeGuard[StoreError]:
     """Whether one rollout has this error and leaves the others alone; everything else is wrong with all of them."""
     return isinstance(err, ABOUT_ONE) or (isinstance(err, StoreUnavailableError) and "owner" in err.facts)
@@ -111,7 +120,7 @@ async def settle_all(
         try:
             result: Reading | RoutingError = await settle(store, prefetched, ask, clock, gate)
         except RoutingError as err:
-            result = err
+            result = without_frames(err)
         done(index, result)
 
     tasks = [asyncio.ensure_future(one(index, ask)) for index, ask in enumerate(asks) if index not in settled]

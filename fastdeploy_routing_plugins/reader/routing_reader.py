@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import UnsupportedError
+from ..errors import RoutingError, UnsupportedError
 from ..keys import as_key
 from ..store.fetching import Clock
 from . import asking, gathering, several, turns
@@ -235,7 +235,11 @@ class RoutingReader(ReaderHandle):
         else:
             places = terms.places(0, side)
             once = {(ask.what, ask.recorded): ask for ask in asks}
-            by_what = dict(zip(once, self._all_of(list(once.values()), clock, places, mask=mask), strict=True))
+            try:
+                found = self._all_of(list(once.values()), clock, places, mask=mask)
+            except RoutingError as err:
+                raise several.as_asked(err, list(once), [(ask.what, ask.recorded) for ask in asks]) from None
+            by_what = dict(zip(once, found, strict=True))
             items = [by_what[ask.what, ask.recorded] for ask in asks]
         return terms.batch(items, keys, side, fill, fresh if mask else None, places)
 
@@ -287,9 +291,10 @@ class RoutingReader(ReaderHandle):
             self._own().concurrent().run(lambda _, prefetched: prefetched.add(asks, timeout))
 
     def release(self, ids: Iterable[Key]) -> None:
-        """Says that this reader is done with rollouts. Deletes nothing: other ranks can still read them.
+        """Says that rollouts are not needed any more; to be called by one rank, once all of them have read.
 
-        Frees what was prefetched of them and, where the store lends its memory, tells it so.
+        Frees what was prefetched of them. A store that lends its memory (``rdma``) gives that back to the engine, and
+        nobody gets them any more; other stores go on keeping them.
 
         Args:
             ids: Rollout ids or ``RoutingKey``s.

@@ -43,6 +43,21 @@ def masks(on_missing: object) -> bool:
     return on_missing == "mask"
 
 
+def as_asked(err: RoutingError, once: Sequence[object], asked: Sequence[object]) -> RoutingError:
+    """Returns an error whose fact ``failed`` counts as the caller does, who named some rollouts several times.
+
+    Args:
+        err: What went wrong.
+        once: What was asked for, each once; its indices are those of the error.
+        asked: What was asked for, as often as it was.
+    """
+    failed = err.facts.get("failed")
+    if not isinstance(failed, dict):
+        return err
+    by_what = {once[index]: each for index, each in failed.items()}
+    return err.with_facts(failed={index: by_what[what] for index, what in enumerate(asked) if what in by_what})
+
+
 def completed(
     reader: object, concurrent: Concurrent, given: Sequence[Key], asks: Sequence[Ask], clock: Clock, *, mask: bool
 ) -> Iterator[tuple[Key, Reading | StoreError]]:
@@ -58,7 +73,9 @@ def completed(
     """
     results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     end = concurrent.begin(asks, clock, lambda index, result: results.put((index, result)))
-    return _yielded(reader, concurrent, given, asks, results, end, mask=mask)
+    found = _yielded(reader, concurrent, given, asks, results, end, mask=mask)
+    next(found)  # from here on, whoever drops the iterator ends it
+    return found  # type: ignore[return-value]
 
 
 def _yielded(
@@ -70,10 +87,11 @@ def _yielded(
     end: Callable[[], None],
     *,
     mask: bool,
-) -> Iterator[tuple[Key, Reading | StoreError]]:
-    """Yields results; ends what is under way when it is left."""
+) -> Iterator[tuple[Key, Reading | StoreError] | None]:
+    """Yields nothing once, then results; ends what is under way when it is left."""
     failed: dict[int, StoreError] = {}
     try:
+        yield None
         for _ in asks:
             index, result = _next(concurrent, results)
             if not isinstance(result, RoutingError):

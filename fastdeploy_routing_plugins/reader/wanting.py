@@ -102,6 +102,8 @@ def _layers(ask: Ask, schema: RoutingSchema) -> tuple[int, int]:
     if ask.layer_ids is None:
         return closed("layers", ask.layers, schema.num_layers)
     places = [schema.position(layer) for layer in ask.layer_ids]
+    if not places:
+        return 0, 0
     return (places[0], places[-1] + 1) if places == list(range(places[0], places[0] + len(places))) else (0, 0)
 
 

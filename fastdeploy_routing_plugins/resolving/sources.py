@@ -204,6 +204,7 @@ def _chosen(sources: tuple[Source, ...]) -> tuple[str, str | None]:
         keys = [key for source in sources for key in source.content if key not in known]
         typo = "".join(f", but {key!r} stands there" for key in keys if nearest(key, known) == STORE_KEY)
         hint = f'write {{"{STORE_KEY}": NAME, "{OPTIONS_KEY}": {{...}}}}, or set {CONFIG_VARIABLE} to it'
+        hint += " (commands: --store NAME, --dir, --config)"
         fail(f"{where} names no store: {STORE_KEY} is missing{typo}", hint)
     if len(names) > 1 or len(exact) > 1:
         both = ", ".join(f"{'@'.join(filter(None, value))!r} from {label}" for value, label in said.items())

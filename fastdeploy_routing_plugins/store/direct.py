@@ -5,10 +5,10 @@ What is not like that, and whatever goes wrong, is left to ``fetching``, which t
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..backend import BlockingBackend
+from ..errors import StoreUnavailableError
 from ..keys import MAX_ATTEMPT, as_key, check_int
 from . import reading
 from .assemble import Attempts
@@ -69,7 +69,15 @@ class Direct:
         choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
         deliver: Callable[[int, Blob], None],
     ) -> None:
-        """Hands over what is there of several rollouts; see ``BlockingBackend._collect``. What fails is left out."""
+        """Hands over what is there of several rollouts; see ``BlockingBackend._collect``. What fails is left out.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
         self._objects.need(READABLE)
-        with suppress(Exception):  # the general way meets it again
+        try:
             self._run(self._collect, prefixes, choose, deliver)
+        except StoreUnavailableError:
+            raise  # that took its time, which nobody has twice
+        except Exception:  # noqa: BLE001, S110 - the general way meets it again
+            pass

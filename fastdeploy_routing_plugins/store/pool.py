@@ -45,11 +45,9 @@ class DaemonPool(Executor):
             future, call = item
             if future.set_running_or_notify_cancel():
                 try:
-                    result = call()
+                    future.set_result(call())  # no name for it: this thread must not keep what readers have let go of
                 except BaseException as err:  # noqa: BLE001 - the caller gets it from the future
                     future.set_exception(err)
-                else:
-                    future.set_result(result)
             del item, future, call
             self._idle.release()
 

@@ -394,3 +394,16 @@ def test_a_store_that_would_lose_it_at_once_is_refused(payload: Any) -> None:
     data, options = PAYLOADS["sglang"]
     done = run("convert", "sglang", payload(data), *MODEL, *options, "--store", "rdma", "--id", "x")
     assert (done.returncode, "memory of the process" in " ".join(done.stderr.split())) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("form", ["sglang", "fastdeploy", "p2pstore"])
+def test_an_empty_file_is_no_rollout(store: SyncStore, here: list[str], payload: Any, form: str) -> None:
+    done = invoke("convert", form, payload(b""), "--id", "x", *MODEL, *here)
+    assert (done.exit_code != 0, "no routing" in done.stderr, store.list()) == (True, True, [])
+
+
+def test_what_is_wrong_with_one_choice_keeps_the_others_out(store: SyncStore, here: list[str], payload: Any) -> None:
+    wrong = IDS.copy()
+    wrong[3, 2, 1] = 64
+    done = invoke("convert", "vllm", payload(vllm(IDS, wrong)), "--id", "x", *MODEL, *here)
+    assert (done.exit_code, store.list()) == (2, [])

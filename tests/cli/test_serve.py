@@ -150,8 +150,8 @@ def test_keygen_makes_files_for_this_user_alone(tmp_path: Path) -> None:
 def test_keygen_never_overwrites(tmp_path: Path) -> None:
     invoke("keygen", str(tmp_path))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert invoke("keygen", str(tmp_path)).exit_code == 1
-    assert invoke("keygen", str(tmp_path), "client").exit_code == 1
+    assert invoke("keygen", str(tmp_path)).exit_code == 2
+    assert invoke("keygen", str(tmp_path), "client").exit_code == 2
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -168,5 +168,5 @@ def test_keygen_refuses_names_that_are_no_file(tmp_path: Path, name: str) -> Non
 
 def test_keygen_leaves_nothing_half_made(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("mine")
-    assert invoke("keygen", str(tmp_path), "a", "b").exit_code == 1
+    assert invoke("keygen", str(tmp_path), "a", "b").exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["b.json"]

@@ -218,7 +218,7 @@ def test_a_check_of_a_folder_that_is_no_store_says_that_nothing_was_opened(tmp_p
     assert run("check", "local", "--config", f'{{"store_dir": "{tmp_path}"}}').stdout.endswith(f"{NOTHING_OPENED}\n")
 
 
-@pytest.mark.parametrize(("arguments", "times"), [(["local"], 1), (["noop"], 0), ([], 1)])
+@pytest.mark.parametrize(("arguments", "times"), [(["local"], 1), (["noop"], 1), ([], 1)])
 def test_a_check_says_so_of_the_store_that_the_environment_names(arguments: list[str], times: int) -> None:
     env = {"FD_ROUTING_STORE_CONFIG": '{"routing_store_type": "local", "routing_store_config": {"store_dir": "/x"}}'}
 

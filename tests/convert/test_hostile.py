@@ -242,3 +242,16 @@ def test_no_error_shows_what_is_in_the_payload() -> None:
         except RoutingError as err:
             messages.append(str(err))
     assert (len(messages) > len(CASES), [text for text in messages if "SECRET" in text]) == (True, [])
+
+
+def test_an_array_of_many_axes_is_refused() -> None:
+    axes = ", ".join(["1"] * 65)
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({axes}), }}".ljust(374)
+    raw = npy.MAGIC + b"\1\0" + len(text).to_bytes(2, "little") + text.encode() + b"\1"
+    with pytest.raises(InvalidRecordError, match="65 axes"):
+        vllm.decode(base64.b64encode(raw), SCHEMA)
+
+
+def test_a_prompt_of_another_dtype_is_refused() -> None:
+    with pytest.raises(InvalidRecordError, match="prompt_routed_experts has dtype"):
+        vllm.rows(npy64(IDS, "<u8"), SCHEMA, prompt=npy64(IDS, "<i8"))

@@ -24,7 +24,7 @@ SERVER_FILE: Final = "server.json"
 CLIENTS_FILE: Final = "clients.json"
 _MAX_FILE: Final = 1 << 20
 _ZAP: Final = "inproc://zeromq.zap.01"
-_HINT: Final = "make keys with: fd-routing keygen DIR"
+_HINT: Final = "`fd-routing keygen DIR` makes keys where the service runs; a client needs a copy of its file there"
 
 Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from . import messages as m
 from .answering import Rows, entries, list_prefix, small_listing
 from .asked import Asked, RefusalError
-from .naming import digest, is_name, rollout_of
+from .naming import digest, is_name, plain_namespace, rollout_of
 from .owners import Owner
 from .registry import Registry
 from .waiting import Waiter
@@ -194,7 +194,7 @@ class Desk(Registry):
             "owners": [
                 {
                     "owner": owner.id,
-                    "namespace": owner.namespace,
+                    "namespace": plain_namespace(owner.namespace),
                     "producer": owner.info.producer,
                     "node": owner.info.node,
                     "pid": owner.info.pid,

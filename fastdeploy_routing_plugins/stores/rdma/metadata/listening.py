@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,7 +75,7 @@ def _bind(sock: zmq.Socket[bytes], host: str, port: int) -> None:
         sock.bind(place)
     except zmq.ZMQError as err:
         hint = "is a service running there already?" if err.errno == zmq.EADDRINUSE else "is it this host's?"
-        raise StoreUnavailableError(f"cannot listen at {place}: {err.strerror}", hint=hint) from err
+        raise StoreUnavailableError(f"cannot listen at {place}: {os.strerror(err.errno or 0)}", hint=hint) from err
 
 
 def _numeric(host: str) -> str:

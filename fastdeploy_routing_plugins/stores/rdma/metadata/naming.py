@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import xxhash
+
+from ....errors import InvalidKeyError
+from ....keys import decode_component
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,3 +52,10 @@ def trajectory_of(name: str) -> str:
 def digest(names: Sequence[str]) -> int:
     """Returns a digest of a listing's names."""
     return xxhash.xxh3_64_intdigest("\n".join(names).encode())
+
+
+def plain_namespace(encoded: str) -> str:
+    """Returns a namespace as people write it, or what a client said instead."""
+    with suppress(InvalidKeyError):
+        return decode_component(encoded) or encoded
+    return encoded

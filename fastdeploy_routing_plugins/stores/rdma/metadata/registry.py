@@ -12,7 +12,7 @@ from .. import place
 from . import messages as m
 from .asked import Asked, RefusalError
 from .index import Index
-from .naming import rollout_of
+from .naming import plain_namespace, rollout_of
 from .owners import Owner
 from .page import bucket_of
 from .waiting import Waiters
@@ -70,7 +70,13 @@ class Registry:
                 raise RefusalError(m.Refusal.FULL, f"the service holds {self.limits.owners} owners, its limit")
             owner = self.index.owners[info.owner] = Owner(namespace, body.info, info, asked.identity, now)
             self.living += owner.info.pid != os.getpid()
-            _log.info("producer %s (%s, pid %d) of namespace %s", info.producer, info.node, info.pid, namespace)
+            _log.info(
+                "producer %s (%s, pid %d) of namespace %s",
+                info.producer,
+                info.node,
+                info.pid,
+                plain_namespace(namespace),
+            )
         elif info.revision >= owner.info.revision:
             owner.raw, owner.info = body.info, info
         if owner.dead:

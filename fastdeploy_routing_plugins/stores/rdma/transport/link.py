@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .base import Wanted
 
 _WINDOW: Final = 16 << 10  # bytes of requests without a reply; both kernels have room for them, so nobody waits
+_MOST: Final = 64  # small replies that are received together
 _TOGETHER: Final = 512 << 10  # bytes of small replies that are received together; they stay in the processor's cache
 _NOTHING: Final = memoryview(b"")
 
@@ -164,6 +165,7 @@ class Link:
             CorruptDataError: what came is not what was asked for.
         """
         at = sent = waiting = 0
+        most = _MOST  # small replies that are received together; what is no object moves all that follow it
         ahead = False  # whether the next reply's head is there
         while at < len(jobs):
             batch: list[bytes] = []
@@ -176,9 +178,11 @@ class Link:
                 self._stream.send(b"".join(batch), deadline)
             before, job = at, jobs[at]
             if job.nbytes < FEW:
-                some = _small(jobs[at:sent])
+                some = _small(jobs[at : min(sent, at + most)])
                 memory = self._pool.take(sum([each.nbytes for each in some])) if fleeting else None
-                at += self._take_some(some, memory, deadline, arrived)
+                came, good = self._take_some(some, memory, deadline, arrived)
+                at += came
+                most = min(2 * most, _MOST) if good else 1
             else:
                 if not ahead:
                     self._stream.fill([self._head], deadline)
@@ -204,7 +208,7 @@ class Link:
 
     def _take_some(
         self, jobs: Sequence[Job], memory: memoryview | None, deadline: float, arrived: Callable[[Job], None]
-    ) -> int:
+    ) -> tuple[int, bool]:
         """Receives small replies: as if all were objects, so that one call is often enough for several.
 
         Args:
@@ -214,7 +218,7 @@ class Link:
             arrived: See ``fetch``.
 
         Returns:
-            How many came; fewer than asked for if one of them is no object, which moves all that follow it.
+            How many came, and whether all are objects; one that is none ends it, since it moves all that follow.
         """
         pieces: list[memoryview] = []
         at = 0
@@ -235,13 +239,13 @@ class Link:
                 self._stream.unread(b"".join(pieces[3 * index + 1 :])[: came - end])
                 job.result = _absence(self._stream.exactly(reply.header_bytes, deadline), job)
                 arrived(job)
-                return index + 1
+                return index + 1, False
             end += header.nbytes + payload.nbytes
             if came < end:
                 came += self._stream.fill(missing, deadline, end - came)
             job.result = Blob(bytes(header), cut(payload, job.spans))
             arrived(job)
-        return len(jobs)
+        return len(jobs), True
 
     def _memory(self, job: Job) -> memoryview:
         return self._pool.take(job.nbytes) if job.nbytes else _NOTHING

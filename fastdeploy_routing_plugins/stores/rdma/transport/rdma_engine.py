@@ -20,6 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from ....trylock import TryLock
 from . import rdma_env
 from .rdma_work import Work
 
@@ -60,9 +61,9 @@ class Engine:
         self.protocol = protocol
         shown = f"[{host}]" if ":" in host else host
         self.name = f"{shown}:{self._engine.get_rpc_port()}"
-        self._gate = threading.Lock()  # held by whoever submits, or meets a producer
+        self._gate = TryLock()  # held by whoever submits, or meets a producer
         self._gate_since = 0.0  # when a producer began to be met; 0: none is
-        self._working = threading.Lock()  # held by whoever does the work
+        self._working = TryLock()  # held by whoever does the work
         self._work = Work(self._engine, self._gate, self._over)
         self._wanted: set[Call] = set()  # somebody waits for these
         self._lock = threading.Lock()
@@ -115,12 +116,7 @@ class Engine:
         """Returns whether a call is over, as soon as it is, or at a time of ``time.monotonic()``."""
         try:
             while not call.over and (left := until - time.monotonic()) > 0:
-                if self._working.acquire(blocking=False):
-                    try:
-                        self._do(call, until)
-                    finally:
-                        self._working.release()
-                else:
+                if not self._working.run(lambda: self._do(call, until)):
                     call.wait(left)
         finally:
             self._hand_on()
@@ -186,8 +182,7 @@ class Engine:
 
     def _see_to_it(self) -> None:
         while not self._left_alone:
-            with self._working:
-                self._work.round()
+            self._working.run(self._work.round)
             self._hand_on()
             with self._lock:
                 if not self._work.left:
@@ -253,12 +248,18 @@ class Engine:
             return False
         piece.hold()
         try:
-            with self._gate:
+            batches: list[int] = []
+
+            def submit() -> None:
                 self._gate_since = time.monotonic()
                 try:
-                    batch = engine.batch_transfer_async_read(segment, [piece.address], [remote], [nbytes])
+                    batches.append(engine.batch_transfer_async_read(segment, [piece.address], [remote], [nbytes]))
                 finally:
                     self._gate_since = 0.0
+
+            while not self._gate.run(submit):
+                time.sleep(PAUSE)  # whoever submits is soon done
+            batch = batches[0]
             if not batch:
                 return False
             while not self._left_alone and (state := engine.transfer_check_status(batch)) not in (1, -1):

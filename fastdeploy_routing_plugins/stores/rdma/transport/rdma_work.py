@@ -6,9 +6,9 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
+    from ....trylock import TryLock
     from .rdma_call import Call, Transfer
 
 AT_ONCE: Final = 256  # transfers from one producer; in its TCP mode Mooncake refuses more than 1,024
@@ -23,7 +23,7 @@ class Work:
         over: Called when a call is over, while transfers of it may still be under way.
     """
 
-    def __init__(self, engine: Any, gate: threading.Lock, over: Callable[[Call], None]) -> None:
+    def __init__(self, engine: Any, gate: TryLock, over: Callable[[Call], None]) -> None:
         self._engine = engine
         self._gate = gate
         self._over = over
@@ -59,19 +59,19 @@ class Work:
 
     def _launch(self) -> bool:
         """Submits what waits, unless somebody meets a new producer; returns whether any was."""
-        if not self._gate.acquire(blocking=False):
-            self._drop_unwanted()
-            return False
         launched = False
-        try:
+
+        def launch() -> None:
+            nonlocal launched
             for segment, waiting in list(self._waiting.items()):
                 while waiting and self._count[segment] < AT_ONCE:
                     self._submit(waiting.popleft())
                     launched = True
                 if not waiting:
                     del self._waiting[segment]
-        finally:
-            self._gate.release()
+
+        if not self._gate.run(launch):
+            self._drop_unwanted()
         return launched
 
     def _drop_unwanted(self) -> None:
