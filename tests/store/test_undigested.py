@@ -69,7 +69,7 @@ def test_the_header_is_as_long_as_the_one_it_takes_the_place_of(tokens: int) -> 
 
 
 def config(folder: Path, namespace: str, **options: Any) -> dict[str, Any]:
-    own = {"namespace": namespace, "arena_dir": str(folder), "capacity": 32 << 20, **options}
+    own = {"namespace": namespace, "arena_dir": str(folder), "capacity": 64 << 20, **options}
     return {"routing_store_type": "rdma", "routing_store_config": own}
 
 
@@ -84,7 +84,7 @@ def stores(tmp_path: Path) -> Iterator[tuple[SyncStore, SyncStore]]:
         yield one, other
 
 
-SMALL, LARGE = 1000, 3 * WORTH // LAYERS // TOP_K
+SMALL, LARGE = 1000, 5 * WORTH // 4 // LAYERS // TOP_K
 
 
 @pytest.mark.parametrize("tokens", [SMALL, LARGE])
@@ -123,7 +123,7 @@ def test_token_first_and_wide_ids_are_stored_alike(stores: tuple[SyncStore, Sync
 
 
 def test_a_full_shelf_makes_room_and_digests_are_right(tmp_path: Path) -> None:
-    where = config(tmp_path, f"copies-{os.getpid()}-{next(_numbers)}", when_full="evict", capacity=8 << 20)
+    where = config(tmp_path, f"copies-{os.getpid()}-{next(_numbers)}", when_full="evict", capacity=24 << 20)
     with open_store(where, schema=RoutingSchema(256, TOP_K, range(LAYERS))) as store:
         for number in range(6):
             store.put(f"x{number}", routing(LARGE, number))
