@@ -182,6 +182,20 @@ def _store_options(function: Callable[..., int], *, alone: bool) -> Callable[...
     return bare_store_options(merged, namespace=not alone)(wrapped)
 
 
+@contextmanager
+def other_choices(store: SyncStore, key: RoutingKey) -> Iterator[None]:
+    """Says which other choices of an id are stored, if the one that is looked for in a ``with`` block is not."""
+    try:
+        yield
+    except NotFoundError as err:
+        rollouts = store.list(key.rollout_id)
+        found = sorted({each.key.choice for each in rollouts if each.key.rollout_id == key.rollout_id} - {key.choice})
+        if not found:
+            raise
+        there = ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
+        raise NotFoundError(err.message, hint=f"of this id there is choice {there}: --choice", **err.facts) from None
+
+
 def pick(
     store: SyncStore, ids: Sequence[str], prefix: str | None, everything: bool, choice: int
 ) -> tuple[list[RolloutStatus], list[RoutingKey]]:

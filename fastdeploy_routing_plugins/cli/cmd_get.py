@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, other_choices, store_options
 from fastdeploy_routing_plugins.cli.export import ENDINGS, about, summary, write_file
 from fastdeploy_routing_plugins.cli.failures import naming
 from fastdeploy_routing_plugins.cli.files import check_target
@@ -62,9 +62,10 @@ def command(
     check_target(output, force, ENDINGS)
     with choose.open(out) as store:
         try:
-            record = store.get(
-                rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
-            )
+            with other_choices(store, RoutingKey(rollout_id, choice)):
+                record = store.get(
+                    rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
+                )
         except StoreError as err:
             err.message = naming(RoutingKey(rollout_id, choice), err.message)
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, other_choices, store_options
 from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id, show_numbers
@@ -41,8 +41,9 @@ def command(out: Output, choose: StoreChoice, rollout_id: str, choice: int, quic
         raise UsageProblem("--plot draws the use of experts, which --quick does not look at")
     key = RoutingKey(rollout_id, choice)
     with choose.open(out) as store:
-        report = None if quick else store.verify(key)
-        status = store.status(key) if report is None else report.status
+        with other_choices(store, key):
+            report = None if quick else store.verify(key)
+            status = store.status(key) if report is None else report.status
         problems = list(report.problems) if report is not None else []
         info = None
         try:

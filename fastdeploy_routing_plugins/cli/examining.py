@@ -118,7 +118,7 @@ def _engine(
         return _without_plugin(found, replay, given, environ)
     stops = (wrong and checked) or (bool(seen.misfits) and found.strict is not False)
     if stops:
-        if replay.enable_routing_replay and name != RESPONSE:
+        if (replay.enable_routing_replay or given.get(_ENABLE)) and name != RESPONSE:
             _resolve(found, replay, environ)  # all that is wrong is said at once
         return "does not start"
     if not replay.enable_routing_replay:

@@ -302,3 +302,17 @@ def test_an_exported_file_can_be_put_again(folder: Path, filled: SyncStore, here
         second.put("x:1", np.load(tmp_path / "x.npy", mmap_mode="r"))
 
         assert np.array_equal(second.get("x:1").routing, routing(20, 1))
+
+
+@pytest.mark.parametrize("command", [["get", "n", "-o", "x.npy"], ["stat", "n"], ["stat", "n", "--quick"]])
+def test_who_forgets_the_choice_is_told_which_there_are(
+    store: SyncStore, here: list[str], tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for choice in (2, 5):
+        store.put("n", routing(1), choice=choice)
+    store.put("n:1", routing(1))
+
+    found = invoke(*command, *here)
+
+    assert (found.exit_code, "choice 2, 5: --choice" in found.stderr) == (1, True)

@@ -78,6 +78,14 @@ def test_an_unknown_store_is_named_with_what_was_meant() -> None:
     assert "did you mean 'local'" in " ".join([*said["problems"], *said["hints"]])
 
 
+@pytest.mark.parametrize("plugins", [None, "routing_stores"])
+def test_all_that_is_wrong_is_said_at_once(plugins: str | None) -> None:
+    said = check({"enable_routing_replay": "false", "routing_store_type": "locl", "local_store_dirr": "/x"},
+                 plugins=plugins)[1]  # fmt: skip
+    text = " ".join(said["problems"])
+    assert [word for word in ("enable_routing_replay", "local_store_dirr", "'locl'") if word not in text] == []
+
+
 def test_unknown_keys_and_wrong_types_are_all_named() -> None:
     said = check({**ON, "only_last_turn": "false", "local_store_dirr": "/x"})[1]
     assert said["problems"] == [
