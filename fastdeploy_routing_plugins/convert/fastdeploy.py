@@ -56,7 +56,7 @@ def dtype_bytes(dtype: str | None, schema: RoutingSchema) -> str:
         InvalidRecordError: FastDeploy has no such dtype.
     """
     name = routing_dtype(schema.num_experts) if dtype is None else dtype
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:  # type: ignore[redundant-expr]
         raise InvalidRecordError(f"dtype must be one of {', '.join(DTYPES)}, got {shown(dtype)}")
     return DTYPES[name]
 

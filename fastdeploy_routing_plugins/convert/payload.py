@@ -102,6 +102,8 @@ def flat(raw: bytes | memoryview, dtype: str, columns: int, top_k: int, *, first
             f"{ids.itemsize} bytes ({ids.name})",
             hint="another number of layers (are dense ones among them?), another top_k or dtype, or it was cut off",
         )
+    if columns * top_k > MAX_BYTES:
+        raise InvalidRecordError(f"a token of {columns} layers x top-{top_k} ids is none")
     rows = nbytes // row
     shape = (rows, columns, top_k) if first == "tokens" else (columns, rows, top_k)
     array: npt.NDArray[Any] = np.frombuffer(raw, ids).reshape(shape) if rows else np.empty(shape, ids)

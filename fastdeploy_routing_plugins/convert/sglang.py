@@ -66,7 +66,7 @@ def decode(
     Raises:
         InvalidRecordError: it is no base64, or its size is no whole number of tokens.
     """
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:  # type: ignore[redundant-expr]
         raise InvalidRecordError(f"routed_experts_dtype must be one of {', '.join(_DTYPES)}, got {shown(dtype)}")
     columns = check_hidden(schema, num_hidden_layers) or schema.num_layers
     flat = payload.flat(payload.from_base64(text), _DTYPES[dtype], columns, schema.top_k, first="tokens")

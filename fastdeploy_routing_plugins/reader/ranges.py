@@ -72,8 +72,9 @@ class ParallelLayout:
             raise _wrong(
                 f"world_size {self.world_size} is no multiple of tp * cp * pp = {self.tp} * {self.cp} * {self.pp}"
             )
-        if sorted(self.order.split("-")) != sorted(_AXES):
-            raise _wrong(f"order must name {', '.join(_AXES)} once each, fastest first, got {self.order!r}")
+        order: object = self.order
+        if not isinstance(order, str) or sorted(order.split("-")) != sorted(_AXES):
+            raise _wrong(f"order must name {', '.join(_AXES)} once each, fastest first, got {order!r}")
         if self.cp_split not in _SPLITS:
             raise _wrong(f"cp_split must be {' or '.join(_SPLITS)}, got {self.cp_split!r}")
         object.__setattr__(self, "_stages", self._split())
@@ -248,9 +249,12 @@ def _layer_ranges(rank: RankLayout, schema: RoutingSchema) -> tuple[Range, ...]:
 
 def _explicit(stages: Sequence[int | Iterable[int]]) -> tuple[tuple[int, ...], ...]:
     """Returns the layers of each stage, given as counts or as layers."""
+    given: object = stages
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise _wrong("stages must list, for each stage, how many layers it has, or all of their indices")
     entries = [as_int(stage) if not isinstance(stage, Iterable) else tuple(stage) for stage in stages]
     counts = [entry for entry in entries if isinstance(entry, int)]
-    if len(counts) == len(entries) and all(count >= 0 for count in counts):
+    if len(counts) == len(entries) and all(count >= 0 for count in counts) and sum(counts) <= MAX_LAYERS:
         return tuple(tuple(range(start, stop)) for start, stop in pairwise([0, *accumulate(counts)]))
     listed = []
     for entry in entries:

@@ -311,6 +311,7 @@ class RoutingReader(ReaderHandle):
         Raises:
             NotFoundError: One of them is not stored.
         """
+        Terms(self.schema, fresh=fresh)  # says if it is none
         given = list(several.some(ids))
         stats = self._own().concurrent().run(lambda store, _: gathering.stats(store, several.keys(given)))
         spans = [fresh.stale(stat.weight_versions, [(0, turns.covered(stat.status))]) for stat in stats]

@@ -6,6 +6,7 @@ them as spans, part by part; here they are compared with the version that the tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from ..keys import as_int, shown
 from ..record import RoutingRecord, WeightSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
 
     from ..keys import RoutingKey
@@ -75,6 +74,9 @@ class Freshness:
         if number is None or number < 0:
             raise InvalidRecordError(f"max_staleness must be an integer from 0 on, got {shown(self.max_staleness)}")
         object.__setattr__(self, "max_staleness", number)
+        order: object = self.order
+        if isinstance(order, str) or not isinstance(order, Iterable):
+            raise InvalidRecordError(f"order must list versions, oldest first, got {shown(order)}")
         object.__setattr__(self, "order", tuple(WeightSpan(0, 0, version).version for version in self.order))
         object.__setattr__(self, "current", WeightSpan(0, 0, self.current).version)
         if self.order and self.current not in self.order:

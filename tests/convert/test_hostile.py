@@ -255,3 +255,15 @@ def test_an_array_of_many_axes_is_refused() -> None:
 def test_a_prompt_of_another_dtype_is_refused() -> None:
     with pytest.raises(InvalidRecordError, match="prompt_routed_experts has dtype"):
         vllm.rows(npy64(IDS, "<u8"), SCHEMA, prompt=npy64(IDS, "<i8"))
+
+
+@pytest.mark.parametrize("dtype", [["int32"], {}, 5])
+def test_a_dtype_that_is_no_name_is_refused(dtype: Any) -> None:
+    for call in (sglang.decode, sglang.rows, fastdeploy.rows):
+        with pytest.raises(InvalidRecordError, match="dtype must be one of"):
+            call("AAAA", SCHEMA, dtype=dtype)
+
+
+def test_a_model_that_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidRecordError):
+        sglang.decode("", SCHEMA, num_hidden_layers=10**21)

@@ -253,3 +253,9 @@ def test_ranks_of_equal_layouts_are_equal() -> None:
     assert ParallelLayout(2, pp=2, stages=[1, 2]).rank(1) == RankLayout(
         ParallelLayout(2, pp=2, stages=[[0], [1, 2]]), pp=1
     )
+
+
+@pytest.mark.parametrize("how", [{"order": 5}, {"stages": 5}, {"stages": "12"}, {"stages": [10**12, 1]}])
+def test_what_is_no_layout_has_a_typed_error(how: Any) -> None:
+    with pytest.raises(ConfigError):
+        ParallelLayout(2, pp=2, **{"num_layers": None if "stages" in how else 4, **how})

@@ -156,3 +156,9 @@ def test_the_stale_tokens_are_those_of_a_token_by_token_look(
         if any(age > fresh.max_staleness for age in ages) or (not ages and not fresh.accept_unstated):
             expected.add(token)
     assert found == expected
+
+
+@pytest.mark.parametrize("order", [5, "12", None])
+def test_an_order_that_is_no_list_is_refused(order: Any) -> None:
+    with pytest.raises(e.InvalidRecordError, match="order must list versions"):
+        Freshness(1, 0, order=order)
