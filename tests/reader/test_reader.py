@@ -376,8 +376,12 @@ def test_a_producer_that_stays_silent_spoils_its_own_rollouts_only() -> None:
         assert (list(caught.value.failed), caught.value.waited >= 0.3) == ([0], True)
 
 
-def test_an_iterator_keeps_the_reader_that_nobody_else_does(stored: Place) -> None:
-    found = dict(stored.reader().as_completed(["s:0:0:0", "absent"], on_missing="mask"))
+@pytest.mark.parametrize("form", [AsyncMemory, BlockingMemory])
+def test_an_iterator_keeps_the_reader_that_nobody_else_does(form: Any) -> None:
+    place = memory(form)
+    with place.store() as store:
+        store.put("a", routing())
+    found = dict(place.reader().as_completed(["a", "absent"], on_missing="mask"))
     assert len(found) == 2
 
 
