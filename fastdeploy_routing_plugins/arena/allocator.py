@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
 
 class Extents:
     """Free runs of pages. First fit, lowest address first: what was just used, and is in the caches, is used again.
+
+    Every change is one assignment to a slice: a signal's handler that raises finds, and leaves, all of it or none.
 
     Args:
         first: First page.
@@ -14,42 +16,37 @@ class Extents:
     """
 
     def __init__(self, first: int, pages: int) -> None:
-        self._starts = [first] if pages else []
-        self._sizes = {first: pages} if pages else {}
+        self._runs = [(first, pages)] if pages else []  # (first page, number of pages), in order
         self.pages = pages
-        self.free = pages
+
+    @property
+    def free(self) -> int:
+        """Free pages."""
+        return sum([size for _, size in self._runs])
 
     @property
     def largest(self) -> int:
         """Pages of the largest free run."""
-        return max(self._sizes.values(), default=0)
+        return max([size for _, size in self._runs], default=0)
 
     def take(self, pages: int) -> int | None:
         """Returns the first page of a free run of so many, or None if there is none."""
-        if pages > self.free:
-            return None
-        for index, start in enumerate(self._starts):
-            size = self._sizes[start]
-            if size < pages:
-                continue
-            del self._sizes[start]
-            if size == pages:
-                del self._starts[index]
-            else:
-                self._starts[index] = start + pages
-                self._sizes[start + pages] = size - pages
-            self.free -= pages
-            return start
+        runs = self._runs
+        for index, (start, size) in enumerate(runs):
+            if size >= pages:
+                left = [(start + pages, size - pages)] if size > pages else []
+                runs[index : index + 1] = left
+                return start
         return None
 
     def give(self, start: int, pages: int) -> None:
         """Takes pages back and joins them with their free neighbours."""
-        self.free += pages
-        index = bisect_left(self._starts, start)
-        if index < len(self._starts) and self._starts[index] == start + pages:
-            pages += self._sizes.pop(self._starts.pop(index))
-        if index and (before := self._starts[index - 1]) + self._sizes[before] == start:
-            self._sizes[before] += pages
-            return
-        insort(self._starts, start)
-        self._sizes[start] = pages
+        runs = self._runs
+        low = high = bisect_left(runs, (start, 0))
+        if high < len(runs) and runs[high][0] == start + pages:
+            pages += runs[high][1]
+            high += 1
+        if low and sum(runs[low - 1]) == start:
+            low -= 1
+            start, pages = runs[low][0], runs[low][1] + pages
+        runs[low:high] = [(start, pages)]

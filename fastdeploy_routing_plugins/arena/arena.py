@@ -212,11 +212,10 @@ class Arena:
         if self._closed:
             return
         pinned = self._pins.pinned()
-        waiting, self._waiting = self._waiting, []
-        for block in waiting:
+        for block in list(self._waiting):
             if (block.page, block.generation) in pinned:
-                self._waiting.append(block)
                 continue
+            self._waiting.remove(block)  # before: an interrupt may lose pages, but must not give them back twice
             self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
             (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import signal
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,3 +85,38 @@ def test_everything_given_back_is_one_piece_again(pages: int, steps: list[tuple[
 
 def test_no_pages_at_all_are_none_to_take() -> None:
     assert Extents(5, 0).take(1) is None
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises."""
+
+
+def test_an_interrupt_anywhere_leaves_runs_that_fit_each_other() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    extents, chance, held = Extents(1, 4000), random.Random(3), []
+    before = signal.signal(signal.SIGALRM, interrupt)
+    reached, end = 0, time.monotonic() + 1.0
+    try:
+        while time.monotonic() < end:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002)
+            try:
+                for _ in range(2000):
+                    if held and chance.random() < 0.5:
+                        extents.give(*held.pop(chance.randrange(len(held))))
+                    else:
+                        pages = chance.randint(1, 30)
+                        page = extents.take(pages)
+                        if page is not None:
+                            held.append((page, pages))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted:
+                reached += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert reached
+    used = sorted([*held, *extents._runs])  # pages in the hand of an interrupt are lost, none is there twice
+    assert all(start + pages <= after for (start, pages), (after, _) in itertools.pairwise(used))
+    assert extents.free + sum(pages for _, pages in held) <= extents.pages
