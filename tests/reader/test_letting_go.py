@@ -114,15 +114,18 @@ def test_a_pool_that_was_interrupted_anywhere_goes_on() -> None:
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
+    def churn() -> None:
+        for _ in range(1000):  # an interrupt that meets a finalizer is swallowed there
+            held = [pool.take(SMALL + 5000 * number) for number in range(6)]
+            del held
+
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         end = time.monotonic() + 1.0
         while time.monotonic() < end:
-            signal.setitimer(signal.ITIMER_REAL, 0.0003)
             try:
-                for _ in range(1000):  # an interrupt that meets a finalizer is swallowed there
-                    held = [pool.take(SMALL + 5000 * number) for number in range(6)]
-                    del held
+                signal.setitimer(signal.ITIMER_REAL, 0.0003)
+                churn()
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
                 reached += 1
