@@ -28,7 +28,10 @@ from .errors import AbsentError, UnsupportedError
 if TYPE_CHECKING:
     from .errors import RoutingError
 
-__all__ = ["Backend", "Blob", "BlockingBackend", "Buffer", "GetRequest", "LentBlock", "Ranges", "poll_until_changed"]
+__all__ = [
+    "Backend", "Blob", "BlockingBackend", "Buffer", "Choose", "Deliver", "GetRequest", "LentBlock", "Ranges",
+    "poll_until_changed",
+]  # fmt: skip
 
 Ranges = Sequence[tuple[int, int]]
 """Half-open byte ranges ``(start, stop)`` of a payload, ascending, disjoint; ``()`` asks for the header only."""
@@ -58,6 +61,13 @@ class GetRequest(msgspec.Struct, frozen=True):
 
     name: str
     ranges: Ranges | None = None
+
+
+Choose = Callable[[int, Sequence[str]], Sequence[GetRequest]]
+"""Told, by index, of the names under each prefix of ``_collect``, before anything is handed over; says what to get."""
+
+Deliver = Callable[[int, Blob], None]
+"""Takes an object, with an index. What it does not keep may be used again."""
 
 
 class Backend(ABC):
@@ -242,8 +252,8 @@ class BlockingBackend(ABC):
     def _collect(
         self,
         prefixes: Sequence[str],
-        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
-        deliver: Callable[[int, Blob], None],
+        choose: Choose,
+        deliver: Deliver,
     ) -> None:
         """Lists prefixes, and hands over what is wanted of what lies there; leaves out what is not to be had.
 
@@ -252,9 +262,9 @@ class BlockingBackend(ABC):
 
         Args:
             prefixes: As in ``_list``.
-            choose: Told, by index, of the names under each prefix, before anything is handed over; says what to get.
-            deliver: Takes the objects asked for under a prefix, in order. What it does not keep may be used again. The
-                bytes may lie in the store's own memory, as with ``_view_many``.
+            choose: See ``Choose``.
+            deliver: Takes the objects asked for under a prefix, in order. The bytes may lie in the store's own memory,
+                as with ``_view_many``.
         """
         wanted = [
             (index, request)

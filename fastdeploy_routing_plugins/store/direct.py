@@ -17,9 +17,9 @@ from .forks import at_work
 from .objects import READABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ..backend import Blob, GetRequest
+    from ..backend import Choose, Deliver
     from ..keys import RoutingKey
     from ..record import RoutingRecord
     from .routing_store import RoutingStore
@@ -66,8 +66,8 @@ class Direct:
     def collect(
         self,
         prefixes: Sequence[str],
-        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
-        deliver: Callable[[int, Blob], None],
+        choose: Choose,
+        deliver: Deliver,
     ) -> None:
         """Hands over what is there of several rollouts; see ``BlockingBackend._collect``. What fails is left out.
 

@@ -14,7 +14,7 @@ from .routing_store import RoutingStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from ..backend import Blob, GetRequest
+    from ..backend import Choose, Deliver
     from ..keys import RoutingKey
     from ..record import RoutingRecord, WeightSpan
     from ..resolver import ResolvedStore
@@ -118,8 +118,8 @@ class SyncStore:
     def collect(
         self,
         prefixes: Sequence[str],
-        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
-        deliver: Callable[[int, Blob], None],
+        choose: Choose,
+        deliver: Deliver,
     ) -> None:
         """Hands over what a blocking backend has of several rollouts; see ``BlockingBackend._collect``."""
         if self._direct is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import signal
-import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins.arena.allocator import Extents
+
+from ..interrupts import interrupted
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 30)), max_size=120)
 
@@ -87,15 +87,8 @@ def test_no_pages_at_all_are_none_to_take() -> None:
     assert Extents(5, 0).take(1) is None
 
 
-class Interrupted(Exception):
-    """What a signal's handler raises."""
-
-
 def test_an_interrupt_anywhere_leaves_runs_that_fit_each_other() -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    def churn() -> None:  # apart: from Python 3.12 on, what is raised at a loop's jump may miss the ``try`` around it
+    def churn() -> None:
         for _ in range(2000):
             if held and chance.random() < 0.5:
                 extents.give(*held.pop(chance.randrange(len(held))))
@@ -106,20 +99,7 @@ def test_an_interrupt_anywhere_leaves_runs_that_fit_each_other() -> None:
                     held.append((page, pages))
 
     extents, chance, held = Extents(1, 4000), random.Random(3), []
-    before = signal.signal(signal.SIGALRM, interrupt)
-    reached, end = 0, time.monotonic() + 1.0
-    try:
-        while time.monotonic() < end:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0002)
-                churn()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                reached += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert reached
+    assert interrupted(churn, after=0.0002)
     used = sorted([*held, *extents._runs])  # pages in the hand of an interrupt are lost, none is there twice
     assert all(start + pages <= after for (start, pages), (after, _) in itertools.pairwise(used))
     assert extents.free + sum(pages for _, pages in held) <= extents.pages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from fastdeploy_routing_plugins.arena.pool import SMALL, Pool
 from fastdeploy_routing_plugins.store.pool import DaemonPool
 from fastdeploy_routing_plugins.trylock import TryLock
 
+from ..interrupts import Interrupted, interrupted
 from ..store.memory import AsyncMemory
 from .places import Place, memory, routing
 
@@ -102,37 +102,16 @@ def test_wrong_arguments_have_a_typed_error(place: Place, how: dict[str, Any], i
 # --- interrupts -----------------------------------------------------------------------------------------------------
 
 
-class Interrupted(Exception):
-    """What a signal's handler raises."""
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one met a finalizer
 def test_a_pool_that_was_interrupted_anywhere_goes_on() -> None:
     pool = Pool(idle_bytes=4 * SMALL)
-    reached = 0
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
 
     def churn() -> None:
         for _ in range(1000):  # an interrupt that meets a finalizer is swallowed there
             held = [pool.take(SMALL + 5000 * number) for number in range(6)]
             del held
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0003)
-                churn()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                reached += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert reached
+    assert interrupted(churn, after=0.0003)
     done = threading.Thread(target=lambda: pool.take(SMALL), daemon=True)
     done.start()
     done.join(20)

@@ -30,8 +30,9 @@ from .succession import awaits_heir
 from .transport.choose import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from ...backend import Choose, Deliver
     from ...spec import StoreContext
     from .config import RdmaConfig
     from .transport.rdma import RdmaEndpoint
@@ -198,8 +199,8 @@ class RdmaBackend(BlockingBackend):
     def _collect(
         self,
         prefixes: Sequence[str],
-        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
-        deliver: Callable[[int, Blob], None],
+        choose: Choose,
+        deliver: Deliver,
     ) -> None:
         self._pulling().collect(prefixes, choose, deliver)
 

@@ -14,6 +14,7 @@ from .transport.base import Wanted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ...backend import Choose, Deliver
     from .metadata.client import Entry, MetadataClient
     from .producing import Producer
     from .transport.base import Source
@@ -114,8 +115,8 @@ class Puller:
     def collect(
         self,
         prefixes: Sequence[str],
-        choose: Callable[[int, Sequence[str]], Sequence[GetRequest]],
-        deliver: Callable[[int, Blob], None],
+        choose: Choose,
+        deliver: Deliver,
     ) -> None:
         """See ``BlockingBackend._collect``."""
         homes: dict[str, list[Item]] = {}
@@ -130,9 +131,7 @@ class Puller:
             with suppress(StoreUnavailableError):
                 self._hand_over(owner, items, deadline, deliver)
 
-    def _hand_over(
-        self, owner: str, items: Sequence[Item], deadline: float, deliver: Callable[[int, Blob], None]
-    ) -> None:
+    def _hand_over(self, owner: str, items: Sequence[Item], deadline: float, deliver: Deliver) -> None:
         """Hands over what one holder has of some objects."""
         mine = self._mine(owner)
         if mine is None:

@@ -10,10 +10,10 @@ import msgspec
 from ....backend import Blob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from ....backend import Ranges
+    from ....backend import Deliver, Ranges
     from ....errors import RoutingError
     from ..place import Place
 
@@ -62,9 +62,7 @@ class Source(ABC):
             CorruptDataError: what came is not what the protocol allows.
         """
 
-    def each(
-        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
-    ) -> None:
+    def each(self, wanted: Sequence[Wanted], deadline: float, deliver: Deliver, *, view: bool = False) -> None:
         """Fetches objects and hands each over, with its index, as soon as it is there; leaves out those that are not.
 
         Args:

@@ -23,10 +23,11 @@ from .base import Source
 from .spans import cut, spans_of, total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ....arena.pool import Pool
     from ....arena.reading import Pin
+    from ....backend import Deliver
     from ..place import OwnerInfo
     from .base import Wanted
 
@@ -72,9 +73,7 @@ class ShmSource(Source):
                 found.append(err.with_traceback(None))  # which would keep this list, and its views, in a cycle
         return found
 
-    def each(
-        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
-    ) -> None:
+    def each(self, wanted: Sequence[Wanted], deadline: float, deliver: Deliver, *, view: bool = False) -> None:
         """See ``Source``. A view's pin is given back, and used for the next one, once nothing refers to it."""
         for index, one in enumerate(wanted):
             if self._closed:

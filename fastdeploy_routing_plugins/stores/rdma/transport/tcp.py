@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....arena.pool import Pool
+    from ....backend import Deliver
     from ..place import OwnerInfo
     from .base import Wanted
 
@@ -78,9 +79,7 @@ class TcpSource(Source, Forgetful):
             results[job.number] = job.result
         return [each for each in results if each is not None]
 
-    def each(
-        self, wanted: Sequence[Wanted], deadline: float, deliver: Callable[[int, Blob], None], *, view: bool = False
-    ) -> None:
+    def each(self, wanted: Sequence[Wanted], deadline: float, deliver: Deliver, *, view: bool = False) -> None:
         """See ``Source``: each object is handed over while the next ones are on their way."""
 
         def arrived(job: Job) -> None:
