@@ -57,14 +57,20 @@ class Blob(msgspec.Struct, frozen=True):
 
 
 class GetRequest(msgspec.Struct, frozen=True):
-    """One item of ``_get_many``; see ``_get`` for the fields."""
+    """One item of ``_get_many``; see ``_get`` for the fields.
+
+    Attributes:
+        into: Writable memory of the payload's size, where a backend may put it instead of into memory of its own; it
+            may be written to even if nothing comes of it.
+    """
 
     name: str
     ranges: Ranges | None = None
+    into: memoryview | None = None
 
 
-Choose = Callable[[int, Sequence[str]], Sequence[GetRequest]]
-"""Told, by index, of the names under each prefix of ``_collect``, before anything is handed over; says what to get."""
+Choose = Callable[[Sequence[Sequence[str]]], Sequence[Sequence[GetRequest]]]
+"""Told once of the names under all prefixes of ``_collect``; says what to get, prefix by prefix."""
 
 Deliver = Callable[[int, Blob], None]
 """Takes an object, with an index. What it does not keep may be used again."""
@@ -266,11 +272,8 @@ class BlockingBackend(ABC):
             deliver: Takes the objects asked for under a prefix, in order. The bytes may lie in the store's own memory,
                 as with ``_view_many``.
         """
-        wanted = [
-            (index, request)
-            for index, names in enumerate(self._list_many(prefixes))
-            for request in choose(index, names)
-        ]
+        chosen = choose(self._list_many(prefixes))
+        wanted = [(index, request) for index, requests in enumerate(chosen) for request in requests]
         for at in range(0, len(wanted), COLLECTED):
             some = wanted[at : at + COLLECTED]
             for (index, _), found in zip(some, self._view_many([request for _, request in some]), strict=True):

@@ -70,7 +70,9 @@ def _chunks(layers: int, layer_bytes: int, step: int) -> list[slice]:
     ]
 
 
-def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int, int], data: memoryview) -> None:
+def verify_chunks(
+    header: PartHeader, layers: tuple[int, int], tokens: tuple[int, int], data: memoryview, row_bytes: int
+) -> None:
     """Checks whole chunks of consecutive layers.
 
     Args:
@@ -78,11 +80,11 @@ def verify_chunks(header: PartHeader, layers: tuple[int, int], tokens: tuple[int
         layers: ``(start, stop)``, positions within the part.
         tokens: ``(start, stop)`` within the part: from a chunk's first token to a chunk's end or the part's.
         data: Their bytes, layer by layer.
+        row_bytes: Bytes of one token in one layer.
 
     Raises:
         CorruptDataError: A chunk is not what was written; the message names it.
     """
-    row_bytes = header.model().row_bytes
     layer_bytes = (tokens[1] - tokens[0]) * row_bytes
     found = _digests(data, layers[1] - layers[0], layer_bytes, CHUNK_TOKENS * row_bytes).hex()
     first, per_layer = tokens[0] // CHUNK_TOKENS, -(-(tokens[1] - tokens[0]) // CHUNK_TOKENS)

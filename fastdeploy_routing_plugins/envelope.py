@@ -94,11 +94,20 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
 
     def schema(self) -> RoutingSchema:
         """The model's schema."""
-        return _model(self.num_experts, self.top_k, self.layer_ids).schema
+        return self.model().schema
 
     def model(self) -> Model:
         """The model's schema, and what follows from it."""
-        return _model(self.num_experts, self.top_k, self.layer_ids)
+        last = _last[0]  # comparing is sooner done than looking up: most headers are those of one model
+        schema = last.schema
+        if (
+            schema.layer_ids == self.layer_ids
+            and schema.num_experts == self.num_experts
+            and schema.top_k == self.top_k
+        ):
+            return last
+        _last[0] = found = _model(self.num_experts, self.top_k, self.layer_ids)
+        return found
 
     def is_called(self, name: str) -> bool:
         """Whether this is the header of a name, in the usual case; False may also mean that ``name`` has to tell."""
@@ -162,6 +171,9 @@ class Model(msgspec.Struct, frozen=True):
 def _model(num_experts: int, top_k: int, layer_ids: tuple[int, ...]) -> Model:
     schema = RoutingSchema(num_experts, top_k, layer_ids)
     return Model(schema, schema.num_layers, schema.dtype, schema.row_bytes, schema.fingerprint)
+
+
+_last = [_model(1, 1, (0,))]  # that of the header looked at last
 
 
 class SealHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="seal", kw_only=True):

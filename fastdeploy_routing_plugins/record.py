@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -98,9 +99,10 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
     return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoutingRecord:
+class RoutingRecord(msgspec.Struct, frozen=True, eq=False):
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
+
+    ``msgspec.structs.replace(record, …)``, or ``copy.replace`` from Python 3.13 on, makes another one.
 
     Attributes:
         routing: ``[layers, tokens, top_k]``, logical expert ids, read-only, uint8, uint16 or uint32 by ``schema``.

@@ -7,9 +7,9 @@ which tells why.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..backend import GetRequest
 from ..errors import RoutingError
 from ..store.guarding import is_sound
 from .wanting import Wanted, decoded, wanted
@@ -17,7 +17,7 @@ from .wanting import Wanted, decoded, wanted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..backend import Blob, GetRequest
+    from ..backend import Blob
     from ..store.sync import SyncStore
     from .asking import Ask, Reading
     from .places import Places
@@ -38,13 +38,20 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
     found: dict[int, Reading] = {}
     prefixes = [ask.key.prefix(store.namespace) for _, ask in asks]
 
-    def choose(at: int, names: Sequence[str]) -> Sequence[GetRequest]:
-        index, ask = asks[at]
-        each = wanted(index, ask, prefixes[at], names, schema)
-        if each is None:
-            return ()
-        some[at] = each
-        return [piece.request() for piece in each.flat]
+    def choose(listed: Sequence[Sequence[str]]) -> list[Sequence[GetRequest]]:
+        for at, names in enumerate(listed):
+            index, ask = asks[at]
+            each = wanted(index, ask, prefixes[at], names, schema)
+            if each is not None:
+                some[at] = each
+        places.know(some.values())
+        return [request(some[at]) if at in some else () for at in range(len(listed))]
+
+    def request(each: Wanted) -> Sequence[GetRequest]:
+        if each.count > 1:
+            return [piece.request() for piece in each.flat]
+        piece = each.pieces[0][0]
+        return (GetRequest(piece.name, None if piece.whole else piece.ranges(), places.room(each)),)
 
     def deliver(at: int, blob: Blob) -> None:
         if not is_sound(blob):
@@ -57,9 +64,10 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
             blobs.append(blob)
             if len(blobs) < each.count:
                 return
-        places.know(some)
-        with suppress(RoutingError):  # the general way meets it again
-            found[each.index] = decoded(each, blobs, places.settler(each))
+        try:
+            found[each.index] = decoded(each, blobs, places)
+        except RoutingError:
+            pass  # the general way meets it again
 
     store.collect(prefixes, choose, deliver)
     return found

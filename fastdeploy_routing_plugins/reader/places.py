@@ -7,6 +7,7 @@ have put it is not copied again.
 from __future__ import annotations
 
 import math
+import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 from ..arena.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable
 
     from ..arrays import IntArray
     from ..schema import RoutingSchema
@@ -43,31 +44,59 @@ class Places:
         self._width = pad_to
         self._left = side == "left"
         self._settled: dict[int, tuple[IntArray, int]] = {}
+        self._rooms: dict[int, memoryview] = {}
+        self._memory: memoryview | None = None  # the batch's, if payloads may lie there as they come
         self.routing: IntArray | None = None
 
-    def know(self, rollouts: Mapping[int, Wanted]) -> None:
-        """Takes note of how long the rollouts are, if that is not known yet."""
-        if self.routing is None and self._count:
-            longest = max([each.what.part.tokens[1] for each in rollouts.values()])
-            width = longest if self._width is None else self._width
+    def know(self, rollouts: Iterable[Wanted]) -> None:
+        """Takes note of how long the rollouts are."""
+        longest = max([each.what.part.tokens[1] for each in rollouts], default=0)
+        width = longest if self._width is None else self._width
+        if self._count and width:
             self.routing = new_batch(self._schema, self._count, self._layers, width)
+            if sys.byteorder == "little":
+                self._memory = self.routing.data.cast("B")
 
-    def settler(self, each: Wanted) -> Callable[[IntArray], IntArray]:
-        """Returns what copies a rollout's routing to its place, and returns it there."""
+    def room(self, each: Wanted) -> memoryview | None:
+        """Returns where a rollout's payload may be put as it comes; None if it has to be spread, or cut.
 
-        def settle(array: IntArray) -> IntArray:
-            batch = self.routing
-            tokens = array.shape[1]
-            if batch is None or array.shape[0] != batch.shape[1] or tokens > batch.shape[2] or each.length is not None:
-                return array
-            first = batch.shape[2] - tokens if self._left else 0
-            place: IntArray = batch[each.index, :, first : first + tokens]
-            place[...] = array
-            shown: IntArray = place.view()
-            self._settled[each.index] = shown, first
-            return shown
+        Args:
+            each: The rollout, one piece.
+        """
+        piece, batch = each.pieces[0][0], self.routing
+        if batch is None or self._memory is None or each.length is not None or piece.read is not piece.rect:
+            return None
+        rect = piece.rect
+        if rect.num_tokens != batch.shape[2] or rect.num_layers != batch.shape[1]:
+            return None
+        nbytes = batch.strides[0]
+        room = self._rooms[each.index] = self._memory[each.index * nbytes : (each.index + 1) * nbytes]
+        return room
 
-        return settle
+    def settle(self, index: int, array: IntArray, came: object) -> IntArray:
+        """Sees to it that a sample lies in its place.
+
+        Args:
+            index: Which sample.
+            array: Its routing, checked.
+            came: The memory where its payload came.
+
+        Returns:
+            The routing, in its place if it has one.
+        """
+        batch = self.routing
+        tokens = array.shape[1]
+        if batch is None or array.shape[0] != batch.shape[1] or tokens > batch.shape[2]:
+            return array
+        if came is self._rooms.get(index, self):
+            self._settled[index] = array, 0
+            return array
+        first = batch.shape[2] - tokens if self._left else 0
+        place: IntArray = batch[index, :, first : first + tokens]
+        place[...] = array
+        shown: IntArray = place.view()
+        self._settled[index] = shown, first
+        return shown
 
     def lies(self, index: int, array: IntArray, first: int) -> bool:
         """Whether that settled as the sample of that index, and begins at that position."""

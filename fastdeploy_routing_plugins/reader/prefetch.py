@@ -149,7 +149,7 @@ class Prefetcher:
             if await self._admit(entry, size):
                 found = await asking.read(store, ask, 0.0)
                 if isinstance(found, RoutingRecord) and self._lies_in_more(ask):
-                    found = dataclasses.replace(found, routing=_frozen_copy(found))
+                    found = replace(found, routing=_frozen_copy(found))
                 entry.found = None if entry.dropped else found
         except RoutingError:
             pass

@@ -15,13 +15,13 @@ from ..store.selection import closed
 from .share import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ..arrays import IntArray
     from ..backend import Blob
     from ..names import PartName
     from ..schema import RoutingSchema
     from .asking import Ask, Reading
+    from .places import Places
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -107,34 +107,31 @@ def _layers(ask: Ask, schema: RoutingSchema) -> tuple[int, int]:
     return (places[0], places[-1] + 1) if places == list(range(places[0], places[0] + len(places))) else (0, 0)
 
 
-def decoded(
-    each: Wanted, blobs: Sequence[Blob | AbsentError], settle: Callable[[IntArray], IntArray] = lambda array: array
-) -> Reading:
+def decoded(each: Wanted, blobs: Sequence[Blob | AbsentError], places: Places | None = None) -> Reading:
     """Checks what was fetched for all pieces and returns it.
 
     Args:
         each: What was wanted.
         blobs: What came for each piece, in order.
-        settle: Told of the checked routing of each piece; returns it where it is to lie.
+        places: Where it is to lie; None: where it came.
 
     Raises:
         AbsentError: A piece is not there.
         RoutingError: It is not what was put, or not what was asked for.
     """
     if each.length is None:
-        return each.ask.checked(_record(each, each.pieces[0][0], blobs[0], settle))
+        return each.ask.checked(_record(each, each.pieces[0][0], blobs[0], places))
     found = iter(blobs)
-    rows = [[_record(each, piece, next(found), settle) for piece in row] for row in each.pieces]
+    rows = [[_record(each, piece, next(found), None) for piece in row] for row in each.pieces]
     return each.ask.checked(joined(rows, each.length))
 
 
-def _record(
-    each: Wanted, piece: reading.Piece, blob: Blob | AbsentError, settle: Callable[[IntArray], IntArray]
-) -> RoutingRecord:
+def _record(each: Wanted, piece: reading.Piece, blob: Blob | AbsentError, places: Places | None) -> RoutingRecord:
     if isinstance(blob, AbsentError):
         raise blob
     header, array = reading.decode_piece(piece, blob, verify=each.ask.verify)
-    array = settle(array)
+    if places is not None:
+        array = places.settle(each.index, array, blob.payload[0])
     array.flags.writeable = False
     return RoutingRecord(
         routing=array,

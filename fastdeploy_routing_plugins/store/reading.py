@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True):
     @property
     def whole(self) -> bool:
         """Whether all of the part is read."""
-        return self.read == self.what.part
+        return self.read is self.what.part or self.read == self.what.part
 
     def ranges(self) -> list[tuple[int, int]]:
         """Byte ranges of ``read`` in the payload: one if it has all tokens of the part, else one per layer."""
@@ -87,7 +87,7 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
     if not isinstance(header, PartHeader):
         raise CorruptDataError("the header is not that of a part", name=piece.name)
     views = [memoryview(chunk).cast("B") for chunk in blob.payload]
-    sizes = [stop - start for start, stop in piece.ranges()]
+    sizes = [piece.what.nbytes] if piece.whole else [stop - start for start, stop in piece.ranges()]
     if [view.nbytes for view in views] != sizes:
         raise CorruptDataError(
             f"payload has {sum(v.nbytes for v in views)} bytes instead of {sum(sizes)}", name=piece.name
@@ -101,12 +101,13 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
 
 
 def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
-    (t0, l0), read = (piece.what.part.tokens[0], piece.what.part.layers[0]), piece.read
+    what, read = piece.what, piece.read
+    t0, l0 = what.part.tokens[0], what.part.layers[0]
     tokens = read.tokens[0] - t0, read.tokens[1] - t0
     first = read.layers[0] - l0
     each = read.num_layers // len(views)  # one view of all layers, or one for each
     for index, view in enumerate(views):
-        verify_chunks(header, (first + index * each, first + (index + 1) * each), tokens, view)
+        verify_chunks(header, (first + index * each, first + (index + 1) * each), tokens, view, what.row_bytes)
 
 
 def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
@@ -119,7 +120,7 @@ def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntA
         array = np.empty(shape, dtype)
         for layer, view in zip(array, views, strict=True):
             layer[...] = np.frombuffer(view, dtype).reshape(shape[1:])
-    if piece.rect == piece.read:
+    if piece.rect is piece.read or piece.rect == piece.read:
         return array
     skip = piece.rect.tokens[0] - piece.read.tokens[0]
     rect: IntArray = array[:, skip : skip + piece.rect.num_tokens]

@@ -6,7 +6,7 @@ A test file of a framework subclasses both classes of cases and says in a ``Fram
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from msgspec.structs import replace
 from typing import Any
 
 import numpy as np

@@ -6,7 +6,7 @@ service never looks into a place.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -15,6 +15,9 @@ from ...errors import CorruptDataError
 MAX_PLACE = 80  # bytes; eight integers of at most 9 bytes, and the array's head
 MAX_OWNER = 64 << 10  # bytes
 SHELF = 0  # index of a producer's own arena among its arenas
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -31,14 +34,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         payload_at: Where the payload begins, in bytes from the start of the arena's file.
     """
 
-    card: int
-    generation: int
-    header_bytes: int
-    payload_bytes: int
-    arena: int
-    page: int
-    block_generation: int
-    payload_at: int
+    card: Count
+    generation: Count
+    header_bytes: Count
+    payload_bytes: Count
+    arena: Count
+    page: Count
+    block_generation: Count
+    payload_at: Count
 
 
 class ArenaInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -110,19 +113,4 @@ def decode(raw: bytes | memoryview, kind: type[T]) -> T:
         value: T = _decoders[kind].decode(raw)
     except msgspec.MsgspecError as err:
         raise CorruptDataError(f"not a {kind.__name__}: {err}") from None
-    if isinstance(value, Place) and min(_numbers(value)) < 0:  # type: ignore[redundant-expr]
-        raise CorruptDataError("a Place with negative numbers")
     return value
-
-
-def _numbers(place: Place) -> tuple[int, ...]:
-    return (
-        place.card,
-        place.generation,
-        place.header_bytes,
-        place.payload_bytes,
-        place.arena,
-        place.page,
-        place.block_generation,
-        place.payload_at,
-    )

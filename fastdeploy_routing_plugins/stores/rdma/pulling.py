@@ -120,12 +120,13 @@ class Puller:
     ) -> None:
         """See ``BlockingBackend._collect``."""
         homes: dict[str, list[Item]] = {}
-        for index, listing in enumerate(self._client.listing(prefixes)):
-            if listing.steady:
-                entries = {entry.name: entry for entry in listing.entries}
-                for request in choose(index, listing.names):
-                    entry = entries[request.name]
-                    homes.setdefault(entry.owner, []).append((index, request, entry))
+        listings = self._client.listing(prefixes)
+        chosen = choose([listing.names if listing.steady else () for listing in listings])
+        for index, requests in enumerate(chosen):
+            listing = listings[index]
+            for request in requests:
+                entry = listing.entries[listing.names.index(request.name)]
+                homes.setdefault(entry.owner, []).append((index, request, entry))
         deadline = time.monotonic() + self._timeout
         for owner, items in homes.items():
             with suppress(StoreUnavailableError):
@@ -165,7 +166,7 @@ class Puller:
 
 def _wanted(item: Item) -> Wanted:
     _, request, entry = item
-    return Wanted(request.name, decode(entry.place, Place), request.ranges)
+    return Wanted(request.name, decode(entry.place, Place), request.ranges, request.into)
 
 
 def _own(producer: Producer, request: GetRequest) -> Blob | RoutingError:

@@ -27,11 +27,13 @@ class Wanted(msgspec.Struct, frozen=True):
         name: The object's full name.
         place: Where its producer has it.
         ranges: Half-open byte ranges of the payload; None: all of it; ``()``: the header only.
+        into: Where the bytes may be put, see ``backend.GetRequest``.
     """
 
     name: str
     place: Place
     ranges: Ranges | None = None
+    into: memoryview | None = None
 
 
 class Source(ABC):

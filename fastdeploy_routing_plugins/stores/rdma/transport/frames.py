@@ -68,6 +68,9 @@ class Status(IntEnum):
     ERROR = 1  # the header's place has an error instead
 
 
+_OBJECT = int(Status.OBJECT)
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """How a reader begins.
@@ -251,6 +254,11 @@ def decode_reply(raw: bytes | bytearray | memoryview) -> ReplyHead:
     if kind != _KIND_REPLY:
         raise CorruptDataError("this is no reply")
     return ReplyHead(status, number, header_bytes, payload_bytes)
+
+
+def begins_object(raw: memoryview, number: int, header_bytes: int, payload_bytes: int) -> bool:
+    """Whether bytes begin with the head of the reply that has this object; False: ``decode_reply`` tells."""
+    return raw[:REPLY_BYTES] == _REPLY.pack(_KIND_REPLY, _OBJECT, number, header_bytes, 0, payload_bytes)
 
 
 class _Error(msgspec.Struct, frozen=True, array_like=True):

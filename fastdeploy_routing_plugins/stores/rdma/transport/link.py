@@ -53,6 +53,8 @@ class Job(msgspec.Struct):
         wanted: What is wanted.
         spans: The same as spans, one for each piece of the answer.
         nbytes: Their bytes.
+        header_bytes: Bytes of the object's header.
+        into: Where they are received; None: in memory of the reader's own.
         number: The request's number.
         request: The request's bytes.
         result: What came.
@@ -62,6 +64,8 @@ class Job(msgspec.Struct):
     wanted: Wanted
     spans: tuple[tuple[int, int], ...]
     nbytes: int
+    header_bytes: int
+    into: memoryview | None
     number: int
     request: bytes
     result: Blob | RoutingError | None = None
@@ -179,8 +183,7 @@ class Link:
             before, job = at, jobs[at]
             if job.nbytes < FEW:
                 some = _small(jobs[at : min(sent, at + most)])
-                memory = self._pool.take(sum([each.nbytes for each in some])) if fleeting else None
-                came, good = self._take_some(some, memory, deadline, arrived)
+                came, good = self._take_some(some, deadline, arrived, fleeting=fleeting)
                 at += came
                 most = min(2 * most, _MOST) if good else 1
             else:
@@ -207,47 +210,62 @@ class Link:
             job.result = Blob(bytes(header), cut(memory, job.spans))
 
     def _take_some(
-        self, jobs: Sequence[Job], memory: memoryview | None, deadline: float, arrived: Callable[[Job], None]
+        self, jobs: Sequence[Job], deadline: float, arrived: Callable[[Job], None], *, fleeting: bool
     ) -> tuple[int, bool]:
         """Receives small replies: as if all were objects, so that one call is often enough for several.
 
         Args:
             jobs: Whose replies come next.
-            memory: Where all payloads go; None: each to memory of its own.
             deadline: When to give up.
             arrived: See ``fetch``.
+            fleeting: See ``fetch``.
 
         Returns:
             How many came, and whether all are objects; one that is none ends it, since it moves all that follow.
         """
-        pieces: list[memoryview] = []
-        at = 0
-        for job in jobs:
-            header = memoryview(bytearray(job.wanted.place.header_bytes))
-            payload = self._memory(job) if memory is None else memory[at : at + job.nbytes]
-            pieces += (memoryview(bytearray(frames.REPLY_BYTES)), header, payload)
-            at += job.nbytes
+        pieces = self._pieces(jobs, shared=fleeting)
         missing = list(pieces)
-        came = end = 0
+        came = begin = 0
         for index, job in enumerate(jobs):
-            head, header, payload = pieces[3 * index : 3 * index + 3]
-            end += frames.REPLY_BYTES
-            if came < end:
-                came += self._stream.fill(missing, deadline, end - came)
-            reply = self._reply(job, head)
-            if reply.status == Status.ERROR:
-                self._stream.unread(b"".join(pieces[3 * index + 1 :])[: came - end])
-                job.result = _absence(self._stream.exactly(reply.header_bytes, deadline), job)
-                arrived(job)
-                return index + 1, False
-            end += header.nbytes + payload.nbytes
-            if came < end:
-                came += self._stream.fill(missing, deadline, end - came)
-            job.result = Blob(bytes(header), cut(payload, job.spans))
+            head, payload = pieces[2 * index], pieces[2 * index + 1]
+            if came < begin + frames.REPLY_BYTES:
+                came += self._stream.fill(missing, deadline, begin + frames.REPLY_BYTES - came)
+            if not frames.begins_object(head, job.number, job.header_bytes, job.nbytes):
+                reply = self._reply(job, head[: frames.REPLY_BYTES])
+                if reply.status == Status.ERROR:
+                    after = b"".join([head[frames.REPLY_BYTES :], *pieces[2 * index + 1 :]])
+                    self._stream.unread(after[: came - begin - frames.REPLY_BYTES])
+                    job.result = _absence(self._stream.exactly(reply.header_bytes, deadline), job)
+                    arrived(job)
+                    return index + 1, False
+            begin += frames.REPLY_BYTES + job.header_bytes + job.nbytes
+            if came < begin:
+                came += self._stream.fill(missing, deadline, begin - came)
+            spans = job.spans
+            job.result = Blob(bytes(head[frames.REPLY_BYTES :]), (payload,) if len(spans) == 1 else cut(payload, spans))
             arrived(job)
         return len(jobs), True
 
+    def _pieces(self, jobs: Sequence[Job], *, shared: bool) -> list[memoryview]:
+        """Returns where the replies to small jobs go: by turns head and header, and payload."""
+        heads = memoryview(bytearray(sum([frames.REPLY_BYTES + job.header_bytes for job in jobs])))
+        memory = self._pool.take(sum([job.nbytes for job in jobs if job.into is None]) or 1) if shared else None
+        pieces: list[memoryview] = []
+        at = used = 0
+        for job in jobs:
+            end, nbytes = at + frames.REPLY_BYTES + job.header_bytes, job.nbytes
+            if memory is None or job.into is not None:
+                payload = self._memory(job)
+            else:
+                payload = memory[used : used + nbytes]
+                used += nbytes
+            pieces += heads[at:end], payload
+            at = end
+        return pieces
+
     def _memory(self, job: Job) -> memoryview:
+        if job.into is not None:
+            return job.into
         return self._pool.take(job.nbytes) if job.nbytes else _NOTHING
 
     def _reply(self, job: Job, head: memoryview) -> ReplyHead:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _INBOX: Final = 16 << 10  # bytes; requests that are larger get more
 _AT_ONCE: Final = 8 << 20  # bytes handed to the kernel in one call
+_REPLIES: Final = 256 << 10  # bytes of replies that are sent before further requests are looked at: a reader has work
 _VECTORS: Final = 512  # pieces in one call; the kernel takes 1,024
 _JOINED: Final = 1 << 20  # bytes of pieces that are put together
 _PATIENCE: Final = struct.Struct("@ll")  # struct timeval of 64-bit Linux
@@ -221,7 +222,7 @@ class Connection:
                 head = ReplyHead(Status.OBJECT, request.number, len(header), wanted_bytes).encode()
                 pieces += head, header, *wanted
                 nbytes += wanted_bytes
-            request = self._ready() if nbytes < _AT_ONCE and len(pieces) < _VECTORS else None
+            request = self._ready() if nbytes < _REPLIES and len(pieces) < _VECTORS else None
         return pieces
 
     def _send(self, pieces: Sequence[bytes | memoryview]) -> None:

@@ -2,8 +2,8 @@
 
 The block that has the payload is pinned while it is copied from, or looked at, so that its owner does not use it
 again; whether it is still the right one is asked after the pin. What is small is copied without a pin, which would
-take longer: whether the block is still the right one is asked after the copy. Where the card is another block, that
-one is not pinned: it is copied whole, and the copy carries a digest.
+take longer, and so is what a batch has a place for: whether the block is still the right one is asked after the copy.
+Where the card is another block, that one is not pinned: it is copied whole, and the copy carries a digest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ShmSource(Source):
             if self._closed:
                 raise StoreUnavailableError("this way to the producer was closed meanwhile")
             try:
-                blob = self._read(one, view and one.place.payload_bytes > SMALL)
+                blob = self._read(one, view and one.into is None and one.place.payload_bytes > SMALL)
             except (NotFoundError, CorruptDataError):
                 continue
             deliver(index, blob)
@@ -94,7 +94,7 @@ class ShmSource(Source):
         if nbytes == 0:
             return Blob(self._header(wanted), (_NOTHING,) * len(spans))
         arena = self._arenas[place.arena]
-        if nbytes <= SMALL and not view:
+        if (nbytes <= SMALL or wanted.into is not None) and not view:
             return self._copy(wanted, spans, nbytes)  # over before anybody could want the block again
         try:
             pin = arena.pin(place.page, place.block_generation)
@@ -121,7 +121,7 @@ class ShmSource(Source):
         return header
 
     def _found(self, wanted: Wanted) -> bytes:
-        """Returns the header of an object whose payload is there, too. Ask this after the pin."""
+        """Returns the header of an object whose payload is there, too. Ask this after the pin, or after the copy."""
         place = wanted.place
         header = self._header(wanted)
         stop = place.payload_at + place.payload_bytes
@@ -142,17 +142,17 @@ class ShmSource(Source):
 
     def _copy(self, wanted: Wanted, spans: Sequence[tuple[int, int]], nbytes: int) -> Blob:
         place = wanted.place
-        header = self._found(wanted)
         arena = self._arenas[place.arena]
-        memory = self._pool.take(nbytes)
+        if place.payload_at + place.payload_bytes > arena.nbytes:
+            raise _moved(wanted)
+        into = wanted.into
+        memory = self._pool.take(nbytes) if into is None or into.nbytes != nbytes else into
         target, at = np.frombuffer(memory, np.uint8), 0
         for start, stop in spans:  # NumPy copies without holding the interpreter's lock
             source = arena.bytes[place.payload_at + start : place.payload_at + stop]
             np.copyto(target[at : at + stop - start], source)
             at += stop - start
-        if not arena.holds(place.page, place.block_generation):
-            raise _moved(wanted)
-        return Blob(header, cut(memory, spans))
+        return Blob(self._found(wanted), cut(memory, spans))
 
     def close(self) -> None:
         """See ``Source``."""

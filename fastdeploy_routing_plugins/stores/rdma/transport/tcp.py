@@ -210,7 +210,10 @@ def _job(wanted: Wanted, number: int) -> Job:
         raise CorruptDataError(f"{wanted.name!r:.400} cannot be asked for", name=wanted.name)
     asked = None if wanted.ranges is None else spans
     request = Request(number, wanted.name, place.card, place.generation, asked)
-    return Job(wanted, spans, total(spans), number, request.encode())
+    nbytes, into = total(spans), wanted.into
+    if into is not None and into.nbytes != nbytes:
+        into = None
+    return Job(wanted, spans, nbytes, place.header_bytes, into, number, request.encode())
 
 
 def _parse(address: str) -> tuple[str, int]:
