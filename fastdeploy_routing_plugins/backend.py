@@ -41,7 +41,7 @@ POLL_LIMIT = 0.05
 COLLECTED = 16  # objects that ``_collect`` gets at once
 
 
-class Blob(msgspec.Struct, frozen=True):
+class Blob(msgspec.Struct, frozen=True, gc=False):
     """A stored object, or some of it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Blob(msgspec.Struct, frozen=True):
         return f"Blob(header of {len(self.header)} bytes, {len(self.payload)} pieces)"
 
 
-class GetRequest(msgspec.Struct, frozen=True):
+class GetRequest(msgspec.Struct, frozen=True, gc=False):
     """One item of ``_get_many``; see ``_get`` for the fields.
 
     Attributes:

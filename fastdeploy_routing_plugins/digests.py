@@ -32,7 +32,8 @@ def payload_of(array: IntArray) -> memoryview:
 
 def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
     """Returns the digests of a part's payload as ``PartHeader.digests`` holds them."""
-    return _digests(payload, part.num_layers, part.num_tokens * row_bytes, CHUNK_TOKENS * row_bytes).hex()
+    (start, stop), (first, last) = part.tokens, part.layers
+    return _digests(payload, last - first, (stop - start) * row_bytes, CHUNK_TOKENS * row_bytes).hex()
 
 
 def no_digests(part: Part) -> str:

@@ -33,7 +33,7 @@ _OURS = b"%d.%d" % FORMAT
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 
 
-class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", kw_only=True):
+class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", kw_only=True, gc=False):
     """What every stored object says.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
         return object_name(self.key(), self.namespace, self.attempt, self.what())
 
 
-class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_only=True):
+class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_only=True, gc=False):
     """The header of a part.
 
     Attributes:
@@ -109,19 +109,18 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
         _last[0] = found = _model(self.num_experts, self.top_k, self.layer_ids)
         return found
 
-    def is_called(self, name: str) -> bool:
+    def is_called(self, name: str, model: Model) -> bool:
         """Whether this is the header of a name, in the usual case; False may also mean that ``name`` has to tell."""
         if self.kind != DEFAULT_KIND or self.choice > MAX_CHOICE:
             return False
         namespace, rollout = encode_namespace(self.namespace), encode_component(self.rollout_id)
-        folder, _, last = name.rpartition("/")
-        if folder != f"{namespace}/{rollout}/{self.choice:06d}/{self.kind}/{self.attempt:019d}":
+        folder = f"{namespace}/{rollout}/{self.choice:06d}/{DEFAULT_KIND}/{self.attempt:019d}/"
+        if not name.startswith(folder):
             return False
         try:
-            what = parse_object(last)  # remembered: the name was listed a moment ago
+            what = parse_object(name[len(folder) :])  # remembered: the name was listed a moment ago
         except InvalidKeyError:
             return False
-        model = self.model()
         return isinstance(what, PartName) and (
             what.part.tokens == self.tokens
             and what.part.layers == self.layers
@@ -247,9 +246,11 @@ def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = No
     _check_format(pieces[0][len(_MAGIC) :], name)
     try:
         header = _decoder.decode(pieces[2])
-        _check_header(header)
-        if name is not None and isinstance(header, PartHeader) and header.is_called(name):
-            return header
+        if isinstance(header, PartHeader):
+            model = header.model()
+            _check_part(header, model)
+            if name is not None and header.is_called(name, model):
+                return header
         stored = header.name()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidKeyError, InvalidRecordError) as err:
         raise CorruptDataError(f"the header contradicts itself: {err}", name=name) from err
@@ -272,13 +273,12 @@ def _check_format(version: bytes, name: str | None) -> None:
         )
 
 
-def _check_header(header: Header) -> None:
+def _check_part(header: PartHeader, model: Model) -> None:
     """Raises for what the header's name does not show; composing the name checks the rest."""
-    if isinstance(header, PartHeader):
-        if header.dtype != header.model().dtype:
-            raise InvalidRecordError(f"dtype {header.dtype!r} is not that of {header.num_experts} experts")
-        num_layers = header.layers[1] - header.layers[0]
-        if num_layers < 1 or len(header.digests) != num_layers * header.chunks * DIGEST_DIGITS:
-            raise InvalidRecordError("the number of digests does not fit the part")
-        if header.weight_versions:
-            check_spans(header.spans(), header.tokens)
+    if header.dtype != model.dtype:
+        raise InvalidRecordError(f"dtype {header.dtype!r} is not that of {header.num_experts} experts")
+    num_layers = header.layers[1] - header.layers[0]
+    if num_layers < 1 or len(header.digests) != num_layers * header.chunks * DIGEST_DIGITS:
+        raise InvalidRecordError("the number of digests does not fit the part")
+    if header.weight_versions:
+        check_spans(header.spans(), header.tokens)

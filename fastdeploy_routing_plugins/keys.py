@@ -160,6 +160,8 @@ class RoutingKey:
         if type(self.choice) is not int or not 0 <= self.choice <= MAX_CHOICE:
             object.__setattr__(self, "choice", check_int("choice", self.choice, MAX_CHOICE))
         kind: object = self.kind
+        if kind is DEFAULT_KIND:
+            return
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise InvalidKeyError(f"kind {kind!r} must match [a-z][a-z0-9_]* and have at most 32 characters")
         if type(kind) is not str:

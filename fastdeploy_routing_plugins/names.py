@@ -114,7 +114,8 @@ class PartName:
     @property
     def nbytes(self) -> int:
         """Bytes of the part's payload."""
-        return self.part.num_layers * self.layer_bytes
+        (start, stop), (first, last) = self.part.tokens, self.part.layers
+        return (last - first) * (stop - start) * self.row_bytes
 
     def __str__(self) -> str:
         (t0, t1), (l0, l1) = self.part.tokens, self.part.layers

@@ -99,7 +99,7 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
     return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
-class RoutingRecord(msgspec.Struct, frozen=True, eq=False):
+class RoutingRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
 
     ``msgspec.structs.replace(record, …)``, or ``copy.replace`` from Python 3.13 on, makes another one.

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ArenaRoomError, StoreClosedError
 from . import file as files
 from .allocator import Extents
-from .layout import MAX_META, PAGE, WORD, Live, State, Word, block_size, read_code, write_block
+from .layout import MAX_META, PAGE, TAIL_BYTES, WORD, Live, State, Word, block_size, read_code, write_block
 from .pins import PinBook
 from .room import choose_size
 
@@ -216,7 +216,9 @@ class Arena:
             if (block.page, block.generation) in pinned:
                 continue
             self._waiting.remove(block)  # before: an interrupt may lose pages, but must not give them back twice
+            # Before a byte of it is used again: whoever read head or end afterwards knows what he read in between.
             self._words[block.page * PAGE // WORD + Word.MAGIC] = 0
+            self._words[((block.page + block.pages) * PAGE - TAIL_BYTES) // WORD] = 0
             (self._control if block.page >= self._control_from else self._data).give(block.page, block.pages)
 
     def restart_ring(self) -> int:

@@ -11,7 +11,8 @@ The file, in pages of 4,096 bytes, all words little-endian u64::
 A block is a run of pages. It begins with a head of 16 words and the meta text, its payload begins on a page border,
 and its last two words repeat generation and sequence, so that a block whose tail equals its head was written whole.
 The checksum is XXH3-64 of page, head and meta, seeded with the arena's random key: no payload can pass for a head, nor
-can a copy of a block on other pages. A freed block's magic is wiped, so pages that are free have no old heads.
+can a copy of a block on other pages. A freed block's magic, and the generation at its end, are wiped before its pages
+are used again, so pages that are free have no old heads.
 """
 
 from __future__ import annotations

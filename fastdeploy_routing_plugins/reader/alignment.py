@@ -50,7 +50,7 @@ class AlignedRows:
         return f"AlignedRows(shape={self.routing.shape}, start={self.start}, recorded={recorded})"
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """Where rows go, as plain numbers.
 
     Attributes:

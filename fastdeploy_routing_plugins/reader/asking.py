@@ -33,7 +33,7 @@ Reading: TypeAlias = "RoutingRecord | RoutingShare"
 _ANEW = 16  # times that a share is read again because a new attempt came in between
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One rollout, or some of it; ``RoutingReader.get`` says what the fields mean.
 
     Attributes:

@@ -31,7 +31,7 @@ Found = RoutingRecord | RoutingShare
 Item = RoutingRecord | RoutingShare | StoreError
 
 
-class _Sample(msgspec.Struct, frozen=True):
+class _Sample(msgspec.Struct, frozen=True, gc=False):
     """One sample: its rows, if there are any, the first of them, and which positions it has."""
 
     routing: IntArray | None
@@ -97,7 +97,7 @@ def _keys(items: tuple[Item, ...], keys: Sequence[str | RoutingKey] | None) -> t
     if len(names) != len(items):
         raise InvalidRecordError(f"{len(names)} keys were given for {len(items)} items")
     for item, name in zip(items, names, strict=True):
-        if not isinstance(item, StoreError) and item.key != name:
+        if not isinstance(item, StoreError) and item.key is not name and item.key != name:
             raise InvalidRecordError(f"the record of {item.key} stands where {name} was stated")
     return names
 
@@ -107,9 +107,11 @@ def _schema(records: list[Found], schema: RoutingSchema | None) -> RoutingSchema
         if not records:
             raise InvalidRecordError("a batch without any record needs schema=, which its shape comes from")
         schema = records[0].schema
+    known = schema
     for record in records:
-        if record.schema is not schema:
+        if record.schema is not known:
             record.schema.require(schema)
+            known = record.schema
     return schema
 
 
@@ -119,7 +121,12 @@ def _layers(records: list[Found], schema: RoutingSchema, layer_ids: Sequence[int
         expected = tuple(layer_ids)
         for layer_id in expected:
             schema.position(layer_id)
+    last: tuple[object, object] = None, None
     for record in records:
+        if isinstance(record, RoutingRecord):
+            if record.schema is last[0] and record.part.layers == last[1]:
+                continue  # as the one before
+            last = record.schema, record.part.layers
         if record.layer_ids != expected:
             raise InvalidRecordError(f"{record.key} was read with the layers {record.layer_ids}, not {expected}")
     return expected
@@ -226,6 +233,8 @@ def _fit(
 
 def _runs(gaps: list[tuple[int, int, int]], schema: RoutingSchema) -> Iterator[IntArray]:
     """Yields padding for each gap; all gaps together name every expert equally often, give or take one."""
+    if not gaps:
+        return
     counts = [last - first for _, first, last in gaps]
     again = period(schema.num_experts, schema.top_k)
     table = spread_rows(min(sum(counts), again + max(counts, default=0)), schema.num_experts, schema.top_k)

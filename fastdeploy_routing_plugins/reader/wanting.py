@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .places import Places
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """One rollout that is one part.
 
     Attributes:

@@ -54,6 +54,8 @@ def is_sound(blob: object) -> bool:
         return False
     header: object = blob.header
     payload: object = blob.payload
+    if type(header) is bytes and type(payload) is tuple and len(payload) == 1 and type(payload[0]) is memoryview:
+        return True  # the usual case
     if not isinstance(header, _BYTES) or not isinstance(payload, (tuple, list)):
         return False
     for piece in payload:  # noqa: SIM110 - most have one, and a generator costs more than looking at it

@@ -82,7 +82,7 @@ def test_the_golden_payload_passes_its_digests() -> None:
     header = envelope.decode_header(golden["header"].encode())
     assert isinstance(header, envelope.PartHeader)
     payload = memoryview(bytes.fromhex(golden["payload"]))
-    digests.verify_chunks(header, (0, 3), (0, 3), payload)
+    digests.verify_chunks(header, (0, 3), (0, 3), payload, header.model().row_bytes)
 
 
 def test_a_header_under_another_name_is_corrupt() -> None:

@@ -6,9 +6,10 @@ A test file of a framework subclasses both classes of cases and says in a ``Fram
 from __future__ import annotations
 
 import inspect
-from msgspec.structs import replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +27,9 @@ def batch(experts: int = 256) -> RoutingBatch:
     """Returns ids of the highest and lowest experts, of two lengths, and a missing sample."""
     schema = RoutingSchema(experts, 2, [0, 1])
     low = record("a", 3, schema=schema)
-    high = replace(record("b", 2, schema=schema), routing=(experts - 1 - ids(2, 2, schema)).astype(schema.dtype))
+    high = msgspec.structs.replace(
+        record("b", 2, schema=schema), routing=(experts - 1 - ids(2, 2, schema)).astype(schema.dtype)
+    )
     return RoutingBatch.build([low, high, GONE], ["a", "b", "c"])
 
 

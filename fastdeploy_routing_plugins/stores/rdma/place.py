@@ -20,7 +20,7 @@ SHELF = 0  # index of a producer's own arena among its arenas
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where an object lies in its producer's arenas. Pages are those of ``arena.layout``.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -54,8 +53,10 @@ class Cache:
         kept = self._kept.get(prefix)
         if kept is None or not kept.page.holds(kept.bucket, kept.version, kept.ground):
             return None
-        with suppress(KeyError):  # another thread may have removed it
+        try:  # noqa: SIM105 - a context costs as much as all the rest
             self._kept.move_to_end(prefix)
+        except KeyError:
+            pass  # another thread removed it
         return kept.listing
 
     def find(self, rollout: str, name: str) -> Entry | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 16 << 20  # bytes of objects that are fetched together, where they do not come one by one
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """One object, or some of it, that a reader wants.
 
     Attributes:

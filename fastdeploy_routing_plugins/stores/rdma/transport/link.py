@@ -46,7 +46,7 @@ def _wait_on() -> None:
     """Knows nothing of the producer."""
 
 
-class Job(msgspec.Struct):
+class Job(msgspec.Struct, gc=False):
     """An object to fetch.
 
     Attributes:
@@ -241,8 +241,7 @@ class Link:
             begin += frames.REPLY_BYTES + job.header_bytes + job.nbytes
             if came < begin:
                 came += self._stream.fill(missing, deadline, begin - came)
-            spans = job.spans
-            job.result = Blob(bytes(head[frames.REPLY_BYTES :]), (payload,) if len(spans) == 1 else cut(payload, spans))
+            job.result = Blob(bytes(head[frames.REPLY_BYTES :]), cut(payload, job.spans))
             arrived(job)
         return len(jobs), True
 

@@ -104,7 +104,8 @@ class RdmaEndpoint(Forgetful):
 
     def fetch(self, info: OwnerInfo, fresh: Callable[[], bool], deadline: float) -> Fetch:
         """Returns what reads from a producer; see ``Fetch``."""
-        return Fetch(self._line, self._copies, info, info.rdma.removeprefix(_STAND_IN), fresh, deadline)
+        segment, in_order = info.rdma.removeprefix(_STAND_IN), self.protocol == rdma_env.TCP
+        return Fetch(self._line, self._copies, info, segment, in_order, fresh, deadline)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Nobody holds a block still for a reader that its producer does not see. A block's owner wipes its head before any byte
 of it is used again (``arena.arena``), so a head that is read *after* the payload has arrived, and is still that of the
-block which was asked for, proves that the payload is that block's.
+block which was asked for, proves that the payload is that block's. Where bytes are read in order, as Mooncake's TCP
+mode does and RDMA does not, the block's end, which is wiped as well, proves it without another read.
 """
 
 from __future__ import annotations
@@ -169,10 +170,10 @@ def check_tail(raw: Raw, head: Head, name: str) -> None:
     """Compares a block's last bytes with its head.
 
     Raises:
-        CorruptDataError: they differ, though the block did not change.
+        DoubtError: they differ.
     """
     if _TAIL.unpack(raw) != (head.generation, head.sequence):
-        raise CorruptDataError(f"the block of {name} has an end that is not its own", name=name)
+        raise DoubtError(f"the block of {name} has an end that is not its own", name=name)
 
 
 def moved(name: str) -> NotFoundError:

@@ -58,6 +58,7 @@ class Fetch:
         copies: Where results go that cannot stay where they arrived.
         info: The producer.
         segment: Its name in Mooncake.
+        in_order: Whether each transfer's bytes are read in order.
         fresh: Whether it gave a sign of life lately.
         deadline: When to give up, in ``time.monotonic()``.
     """
@@ -68,6 +69,7 @@ class Fetch:
         copies: Pool,
         info: OwnerInfo,
         segment: str,
+        in_order: bool,
         fresh: Callable[[], bool],
         deadline: float,
     ) -> None:
@@ -75,6 +77,7 @@ class Fetch:
         self._copies = copies
         self._info = info
         self._segment = segment
+        self._in_order = in_order
         self._fresh = fresh
         self._deadline = deadline
         self._tries = 0
@@ -108,7 +111,7 @@ class Fetch:
         plans: deque[tuple[int, Plan]] = deque()
         for index, each in enumerate(wanted):
             try:
-                plans.append((index, plan(each, self._info)))
+                plans.append((index, plan(each, self._info, in_order=self._in_order)))
             except (CorruptDataError, NotFoundError) as err:
                 answers[index] = err
         while plans:
@@ -175,7 +178,7 @@ class Fetch:
         """Sees to it that a payload in a piece is the one that was wanted."""
         place, name = each.wanted.place, each.wanted.name
         key = self._info.arenas[place.arena].key
-        head = check_payload(piece.data[:PAGE], key, place, name)
+        head = check_payload(piece.data[each.head : each.head + PAGE], key, place, name)
         if each.tail is not None:
             check_tail(piece.data[each.tail : each.tail + TAIL_BYTES], head, name)
 
@@ -196,7 +199,7 @@ class Fetch:
         piece = self._room(PAGE)
         try:
             self._transfer([Transfer(piece, 0, each.again.remote, each.again.nbytes)])
-            self._check(msgspec.structs.replace(each, tail=None), piece)
+            self._check(msgspec.structs.replace(each, head=0, tail=None), piece)
         except (CorruptDataError, NotFoundError) as err:
             return err
         finally:
@@ -264,7 +267,7 @@ class Fetch:
 def _transfers(each: Plan, piece: Piece) -> list[Transfer]:
     """Returns what is to be read for an object into a piece."""
     again = each.again
-    then = None if again is None else Transfer(piece, again.at, again.remote, again.nbytes)
+    then = None if again is None or each.head else Transfer(piece, again.at, again.remote, again.nbytes)
     return [Transfer(piece, span.at, span.remote, span.nbytes, then) for span in each.spans]
 
 

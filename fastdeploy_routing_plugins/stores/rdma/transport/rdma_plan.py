@@ -43,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True):
         wanted: The object.
         spans: What is read first, in any order.
         again: The head to read after them; None if no payload is read.
+        head: Offset in the piece of the head that says whether the payload is the right one: 0, that of ``again``; or,
+            where ``again`` need not be read, since the block's end comes last anyway, that of the block.
         nbytes: Size of the piece.
         card: Which span has the card.
         pieces: Offset and size in the piece of each answer.
@@ -52,18 +54,20 @@ class Plan(msgspec.Struct, frozen=True):
     wanted: Wanted
     spans: tuple[Span, ...]
     again: Span | None
+    head: int
     nbytes: int
     card: Span
     pieces: tuple[tuple[int, int], ...]
     tail: int | None
 
 
-def plan(wanted: Wanted, info: OwnerInfo) -> Plan:
+def plan(wanted: Wanted, info: OwnerInfo, *, in_order: bool = False) -> Plan:
     """Returns how to read an object.
 
     Args:
         wanted: The object, and what of it.
         info: Its producer.
+        in_order: Whether the bytes of one span are read in order, from the first to the last.
 
     Raises:
         CorruptDataError: the place lies outside of the producer's arenas, or the ranges outside of the payload.
@@ -83,7 +87,7 @@ def plan(wanted: Wanted, info: OwnerInfo) -> Plan:
     at = PAGE
     card = Span(_address(info, SHELF, card_at, room, wanted), room, at)
     if not any(start < stop for start, stop in pieces):
-        return Plan(wanted, (card,), None, at + room, card, tuple((at, 0) for _ in pieces), None)
+        return Plan(wanted, (card,), None, 0, at + room, card, tuple((at, 0) for _ in pieces), None)
     nbytes = block_bytes(place)
     block = _address(info, place.arena, place.page * PAGE, nbytes, wanted)
     again = Span(block, PAGE, 0)
@@ -95,7 +99,8 @@ def plan(wanted: Wanted, info: OwnerInfo) -> Plan:
     if whole:
         spans.append(Span(block, nbytes, at))
         found = ((at + offset, place.payload_bytes),)
-        return Plan(wanted, tuple(spans), again, at + nbytes, card, found, at + nbytes - TAIL_BYTES)
+        head = at if in_order else 0
+        return Plan(wanted, tuple(spans), again, head, at + nbytes, card, found, at + nbytes - TAIL_BYTES)
     where: dict[tuple[int, int], tuple[int, int]] = {}
     for first, last in merged(pieces):
         spans.append(Span(block + offset + first, last - first, at))
@@ -103,7 +108,7 @@ def plan(wanted: Wanted, info: OwnerInfo) -> Plan:
             {(start, stop): (at + start - first, stop - start) for start, stop in pieces if first <= start < last}
         )
         at += -(-(last - first) // _LINE) * _LINE
-    return Plan(wanted, tuple(spans), again, at, card, tuple(where.get(each, (at, 0)) for each in pieces), None)
+    return Plan(wanted, tuple(spans), again, 0, at, card, tuple(where.get(each, (at, 0)) for each in pieces), None)
 
 
 def merged(pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

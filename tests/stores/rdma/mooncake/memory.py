@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastdeploy_routing_plugins.arena.layout import PAGE, block_size, write_block
+from fastdeploy_routing_plugins.arena.layout import PAGE, TAIL_BYTES, block_size, write_block
 from fastdeploy_routing_plugins.stores.rdma.card import encode_card
 from fastdeploy_routing_plugins.stores.rdma.place import SHELF, ArenaInfo, OwnerInfo, Place
 from fastdeploy_routing_plugins.stores.rdma.transport.rdma_plan import Plan, Span
@@ -52,6 +52,15 @@ class Memory:
         write_block(data, data.cast("Q"), KEYS[arena], page, pages, generation, 5, meta, offset, len(payload))
         return at
 
+    def reuse(self, junk: bytes) -> None:
+        """Uses the pages of the payload's block for something else, as an owner does: head and end go first."""
+        place = self.place
+        data = memoryview(self.arenas[place.arena])[place.page * PAGE :]
+        pages = block_size(place.payload_at - place.page * PAGE - 128, place.payload_bytes)[0]
+        data[:8] = bytes(8)
+        data[pages * PAGE - TAIL_BYTES : pages * PAGE - TAIL_BYTES + 8] = bytes(8)
+        data[PAGE : PAGE + len(junk)] = junk
+
     def read(self, span: Span) -> bytes:
         """Returns the bytes of a span; fails if it lies outside."""
         for address, arena in zip(ADDRESSES, self.arenas, strict=True):
@@ -63,7 +72,7 @@ class Memory:
     def carry_out(self, plan: Plan) -> bytearray:
         """Returns a piece into which all of a plan was read."""
         piece = bytearray(plan.nbytes)
-        for span in (*plan.spans, *([plan.again] if plan.again is not None else [])):
+        for span in (*plan.spans, *([] if plan.again is None or plan.head else [plan.again])):
             assert 0 <= span.at <= span.at + span.nbytes <= plan.nbytes
             piece[span.at : span.at + span.nbytes] = self.read(span)
         return piece

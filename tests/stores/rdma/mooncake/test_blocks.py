@@ -114,10 +114,10 @@ def test_a_payload_elsewhere_in_the_right_block_is_corrupt(memory: Memory) -> No
         check_payload(card(memory), KEYS[0], place, NAME)
 
 
-def test_a_tail_that_contradicts_the_head_is_corrupt() -> None:
+def test_a_tail_that_contradicts_the_head_is_to_be_read_again() -> None:
     head = Head(17, 5, 1, 0, PAGE, 1)
     check_tail((17).to_bytes(8, "little") + (5).to_bytes(8, "little"), head, NAME)
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(DoubtError):
         check_tail((17).to_bytes(8, "little") + (6).to_bytes(8, "little"), head, NAME)
 
 

@@ -38,22 +38,49 @@ def objects(draw: st.DrawFn) -> tuple[Memory, Ranges]:
     return memory, draw(st.sampled_from([None, (), ranges]))
 
 
-@given(objects())
-def test_a_plan_brings_what_is_wanted_and_what_proves_it(
-    drawn: tuple[Memory, tuple[tuple[int, int], ...] | None],
-) -> None:
+@given(objects(), st.booleans())
+def test_a_plan_brings_what_is_wanted_and_what_proves_it(drawn: tuple[Memory, Ranges], in_order: bool) -> None:
     memory, ranges = drawn
-    found = plan(Wanted(memory.name, memory.place, ranges), memory.info)
+    found = plan(Wanted(memory.name, memory.place, ranges), memory.info, in_order=in_order)
     piece = memory.carry_out(found)
     card = piece[found.card.at : found.card.at + found.card.nbytes]
     assert read_card(card, KEYS[0], memory.place, memory.name) == memory.header
     wanted = [memory.payload[start:stop] for start, stop in ([(0, len(memory.payload))] if ranges is None else ranges)]
     assert [bytes(piece[at : at + size]) for at, size in found.pieces] == wanted
     if found.again is not None:
-        head = check_payload(piece[:PAGE], KEYS[memory.place.arena], memory.place, memory.name)
+        head = check_payload(
+            piece[found.head : found.head + PAGE], KEYS[memory.place.arena], memory.place, memory.name
+        )
         if found.tail is not None:
             check_tail(piece[found.tail : found.tail + 16], head, memory.name)
     assert (found.again is None) == (not any(wanted))
+    assert bool(found.head) == (in_order and ranges is None and bool(memory.payload))
+
+
+@given(st.integers(1, 40_000), st.booleans(), st.data())
+def test_a_block_used_again_while_it_is_read_in_order_is_noticed(size: int, lent: bool, data: st.DataObject) -> None:
+    memory = Memory("n", b"header", content(size, size), lent)
+    found = plan(Wanted("n", memory.place), memory.info, in_order=True)
+    span = found.spans[-1]
+    before = memory.read(span)
+    at = data.draw(st.integers(0, span.nbytes))
+    memory.reuse(data.draw(st.binary(max_size=64)) * 1000)
+    piece = bytearray(found.nbytes)
+    piece[span.at : span.at + span.nbytes] = before[:at] + memory.read(span)[at:]
+    try:
+        head = check_payload(piece[found.head : found.head + PAGE], KEYS[memory.place.arena], memory.place, "n")
+        assert found.tail is not None
+        check_tail(piece[found.tail : found.tail + 16], head, "n")
+    except (NotFoundError, CorruptDataError):
+        return
+    (start, nbytes), *_ = found.pieces
+    assert piece[start : start + nbytes] == memory.payload
+
+
+def test_where_a_payload_is_read_in_order_its_head_is_read_once() -> None:
+    memory = Memory("n", b"header", b"payload", lent=False)
+    assert plan(Wanted("n", memory.place), memory.info).head == 0
+    assert plan(Wanted("n", memory.place), memory.info, in_order=True).head == PAGE
 
 
 @given(objects())
