@@ -128,7 +128,9 @@ class Stream:
 
     def _expect(self, nbytes: int) -> None:
         """Tells the kernel when to wake this side."""
-        wake = min(nbytes, _WAKE) if nbytes >= FEW else 1
+        wake = 1
+        if nbytes >= FEW:  # of what is little, one half is copied while the other one comes
+            wake = _WAKE if nbytes >= 2 * _WAKE else nbytes // 2
         if wake != self._wake:
             self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
             self._wake = wake
