@@ -48,7 +48,7 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
         return [request(some[at]) if at in some else () for at in range(len(listed))]
 
     def request(each: Wanted) -> Sequence[GetRequest]:
-        if each.count > 1:
+        if not each.single:
             return [piece.request() for piece in each.flat]
         piece = each.pieces[0][0]
         return (GetRequest(piece.name, None if piece.whole else piece.ranges(), places.room(each)),)
@@ -57,7 +57,7 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
         if not is_sound(blob):
             return  # the general way says so
         each = some[at]
-        if each.count == 1:
+        if each.single:
             blobs = [blob]
         else:
             blobs = came.setdefault(at, [])

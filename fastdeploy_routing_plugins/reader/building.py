@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ..errors import InvalidRecordError, StoreError
-from ..keys import as_int, as_key, shown
+from ..keys import RoutingKey, as_int, as_key, shown
 from ..names import MAX_TOKENS
 from ..record import RoutingRecord
 from .alignment import Placement, kept, place
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..arrays import IntArray
-    from ..keys import RoutingKey
     from ..schema import RoutingSchema
     from .places import Places
 
@@ -37,11 +36,6 @@ class _Sample(msgspec.Struct, frozen=True, gc=False):
     routing: IntArray | None
     first_row: int
     put: Placement
-
-    def recorded(self, width: int, side: str) -> tuple[int, int]:
-        """Returns the positions of the batch that get a row, ``(first, last + 1)``."""
-        first = self.put.offset + (width - self.put.length if side == "left" else 0)
-        return first, first + self.put.count
 
 
 def build(
@@ -62,9 +56,9 @@ def build(
     if side not in SIDES:
         raise InvalidRecordError(f"side must be right or left, got {shown(side)}")
     items = tuple(items)
-    for item in items:
-        if not isinstance(item, (RoutingRecord, RoutingShare, StoreError)):
-            raise InvalidRecordError(f"a batch is made of records and store errors, got {type(item).__name__}")
+    for kind in {type(item) for item in items}:
+        if not issubclass(kind, (RoutingRecord, RoutingShare, StoreError)):
+            raise InvalidRecordError(f"a batch is made of records and store errors, got {kind.__name__}")
     names = _keys(items, keys)
     found = [None if isinstance(item, StoreError) else item for item in items]
     records = [each for each in found if each is not None]
@@ -93,7 +87,7 @@ def _keys(items: tuple[Item, ...], keys: Sequence[str | RoutingKey] | None) -> t
         if len(known) < len(items):
             raise InvalidRecordError("keys are needed beside errors, which do not know what they are about")
         return tuple(known)
-    names = tuple([as_key(key) for key in keys])
+    names = tuple([key if type(key) is RoutingKey else as_key(key) for key in keys])
     if len(names) != len(items):
         raise InvalidRecordError(f"{len(names)} keys were given for {len(items)} items")
     for item, name in zip(items, names, strict=True):
@@ -212,12 +206,14 @@ def _fit(
     mask = np.zeros((len(samples), width), np.bool_)
     gaps: list[tuple[int, int, int]] = []
     for index, each in enumerate(samples):
-        first, last = each.recorded(width, side)
-        if each.routing is not None and first < last:
-            begin = each.put.rows[0] - each.first_row
-            whole = not begin and each.put.count == each.routing.shape[1]
-            if not (whole and places is not None and places.lies(index, each.routing, first)):
-                routing[index, :, first:last] = each.routing[:, begin : begin + each.put.count]
+        put, rows = each.put, each.routing
+        first = put.offset + (width - put.length if side == "left" else 0)  # the positions that get a row
+        last = first + put.count
+        if rows is not None and first < last:
+            begin = put.rows[0] - each.first_row
+            lies = places is not None and not begin and last - first == rows.shape[1]
+            if places is None or not lies or not places.lies(index, rows, first):
+                routing[index, :, first:last] = rows[:, begin : begin + last - first]
             mask[index, first:last] = True
         if last - first < width:
             gaps += [(index, *gap) for gap in ((0, first), (last, width)) if gap[0] < gap[1]]

@@ -34,6 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
         what: The part's name.
         pieces: What is read of it: a list for each range of layers, with a piece for each range of tokens.
         length: How many tokens the rank has of it; None if a record is asked for, not a share.
+        single: Whether there is one piece.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     what: PartName
     pieces: tuple[tuple[reading.Piece, ...], ...]
     length: int | None
+    single: bool
 
     @property
     def flat(self) -> list[reading.Piece]:
@@ -51,8 +53,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     @property
     def count(self) -> int:
         """How many pieces there are."""
-        pieces = self.pieces
-        return len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        return sum(map(len, self.pieces))
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +70,9 @@ def wanted(index: int, ask: Ask, prefix: str, names: Sequence[str], schema: Rout
     try:
         ask.check_total(what.total_tokens)
         if ask.whole:
-            return Wanted(index, ask, attempt, what, ((reading.Piece(names[0], what, what.part, what.part),),), None)
+            return Wanted(
+                index, ask, attempt, what, ((reading.Piece(names[0], what, what.part, what.part),),), None, True
+            )
         return _some(index, ask, prefix, attempt, what, schema)
     except RoutingError:
         return None
@@ -95,7 +98,7 @@ def _some(index: int, ask: Ask, prefix: str, attempt: int, what: PartName, schem
         tuple(reading.plan(folder, [what], Part(those, these), verify=ask.verify)[0] for those in tokens)
         for these in layers
     )
-    return Wanted(index, ask, attempt, what, pieces, length)
+    return Wanted(index, ask, attempt, what, pieces, length, len(pieces) == len(pieces[0]) == 1)
 
 
 def _layers(ask: Ask, schema: RoutingSchema) -> tuple[int, int]:
@@ -134,12 +137,12 @@ def _record(each: Wanted, piece: reading.Piece, blob: Blob | AbsentError, places
         array = places.settle(each.index, array, blob.payload[0])
     array.flags.writeable = False
     return RoutingRecord(
-        routing=array,
-        key=each.ask.key,
-        schema=header.schema(),
-        part=piece.rect,
-        total_tokens=each.what.part.tokens[1],
-        attempt=each.attempt,
-        weight_versions=spans_within(header.spans(), piece.rect.tokens) if header.weight_versions else (),
-        producers=(header.producer,),
+        array,
+        each.ask.key,
+        header.schema(),
+        piece.rect,
+        each.what.part.tokens[1],
+        each.attempt,
+        spans_within(header.spans(), piece.rect.tokens) if header.weight_versions else (),
+        (header.producer,),
     )

@@ -86,11 +86,12 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
     header = decode_header(blob.header, name=piece.name)
     if not isinstance(header, PartHeader):
         raise CorruptDataError("the header is not that of a part", name=piece.name)
-    views = [memoryview(chunk).cast("B") for chunk in blob.payload]
-    what, whole = piece.what, piece.whole
-    if whole:
-        good = len(views) == 1 and views[0].nbytes == what.nbytes
+    what, whole, payload = piece.what, piece.whole, blob.payload
+    if whole and len(payload) == 1:
+        views = [memoryview(payload[0]).cast("B")]
+        good = views[0].nbytes == what.nbytes
     else:
+        views = [memoryview(chunk).cast("B") for chunk in payload]
         good = [view.nbytes for view in views] == [stop - start for start, stop in piece.ranges()]
     if not good:
         wanted = sum(stop - start for start, stop in piece.ranges())
@@ -117,7 +118,8 @@ def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
 
 def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
     dtype = _little_endian(header.dtype)
-    shape = (piece.read.num_layers, piece.read.num_tokens, header.top_k)
+    (start, stop), (first, last) = piece.read.tokens, piece.read.layers
+    shape = (last - first, stop - start, header.top_k)
     array: IntArray
     if len(views) == 1:
         array = np.frombuffer(views[0], dtype).reshape(shape)

@@ -181,12 +181,19 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     def encode(self) -> bytes:
         """Returns it as bytes."""
-        name, ranges = self.name.encode(), self.ranges
-        count = WHOLE if ranges is None else len(ranges)
-        head = _REQUEST.pack(_KIND_REQUEST, len(name), self.number, self.card, self.generation, count, 0)
-        if not ranges:
-            return head + name
-        return head + name + struct.pack(f"<{2 * count}Q", *[number for each in ranges for number in each])
+        return encode_request(self.number, self.name, self.card, self.generation, self.ranges)
+
+
+def encode_request(
+    number: int, name: str, card: int, generation: int, ranges: tuple[tuple[int, int], ...] | None
+) -> bytes:
+    """Returns a request as bytes; see ``Request``."""
+    raw = name.encode()
+    count = WHOLE if ranges is None else len(ranges)
+    head = _REQUEST.pack(_KIND_REQUEST, len(raw), number, card, generation, count, 0)
+    if not ranges:
+        return head + raw
+    return head + raw + struct.pack(f"<{2 * count}Q", *[edge for each in ranges for edge in each])
 
 
 def request_size(head: bytes | memoryview) -> int:

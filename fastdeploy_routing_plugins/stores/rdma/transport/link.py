@@ -169,14 +169,18 @@ class Link:
             CorruptDataError: what came is not what was asked for.
         """
         at = sent = waiting = 0
+        count = len(jobs)
         most = _MOST  # small replies that are received together; what is no object moves all that follow it
         ahead = False  # whether the next reply's head is there
-        while at < len(jobs):
+        while at < count:
             batch: list[bytes] = []
             if waiting <= _WINDOW // 2:
-                while sent < len(jobs) and (not waiting or waiting + len(jobs[sent].request) <= _WINDOW):
-                    batch.append(jobs[sent].request)
-                    waiting += len(jobs[sent].request)
+                while sent < count:
+                    request = jobs[sent].request
+                    if waiting and waiting + len(request) > _WINDOW:
+                        break
+                    batch.append(request)
+                    waiting += len(request)
                     sent += 1
             if batch:
                 self._stream.send(b"".join(batch), deadline)

@@ -12,7 +12,6 @@ from ....errors import CorruptDataError, RoutingError, StoreUnavailableError
 from ..card import MAX_NAME
 from . import frames
 from .base import Source
-from .frames import Request
 from .link import Job, Link
 from .spans import spans_of, total
 
@@ -209,11 +208,11 @@ def _job(wanted: Wanted, number: int) -> Job:
     ):
         raise CorruptDataError(f"{wanted.name!r:.400} cannot be asked for", name=wanted.name)
     asked = None if wanted.ranges is None else spans
-    request = Request(number, wanted.name, place.card, place.generation, asked)
+    request = frames.encode_request(number, wanted.name, place.card, place.generation, asked)
     nbytes, into = total(spans), wanted.into
     if into is not None and into.nbytes != nbytes:
         into = None
-    return Job(wanted, spans, nbytes, place.header_bytes, into, number, request.encode())
+    return Job(wanted, spans, nbytes, place.header_bytes, into, number, request)
 
 
 def _parse(address: str) -> tuple[str, int]:
