@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 
 from fastdeploy_routing_plugins import Freshness, ParallelLayout, RoutingBatch, RoutingKey, WeightSpan
 from fastdeploy_routing_plugins import errors as e
+from fastdeploy_routing_plugins.backend import Blob, GetRequest
 
-from .places import SCHEMA, Place, memory, routing
+from ..store.memory import Shelf
+from .places import RDMA, SCHEMA, Place, memory, routing
+from .places import place as place_of
 from .test_at_once import Bulk
 
 LENGTHS = {f"r:{number}:0:0": (7, 1, 12, 12, 5, 3)[number % 6] for number in range(14)}
@@ -22,14 +26,33 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def place() -> Place:
-    made = memory(Bulk)
+class Obliging(Bulk):
+    """Puts what is read where the reader would like to have it."""
+
+    def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | e.AbsentError]:
+        return [_put_into(*each) for each in zip(super()._get_many(requests), requests, strict=True)]
+
+
+def _put_into(found: Blob | e.AbsentError, request: GetRequest) -> Blob | e.AbsentError:
+    if request.into is None or isinstance(found, e.AbsentError):
+        return found
+    request.into[:] = memoryview(b"".join(found.payload))
+    return Blob(found.header, (request.into,))
+
+
+def filled(made: Place) -> Iterator[Place]:
     with made.store() as store:
         for number, (key, length) in enumerate(LENGTHS.items()):
             spans = [WeightSpan(0, length, number)] if number % 2 else []
             store.put(key, routing(length, number), weight_versions=spans)
-    return made
+        yield made  # what `rdma` holds goes with who put it
+
+
+@pytest.fixture(scope="module", params=["memory", "obliging memory", *RDMA])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    name = request.param
+    folder = tmp_path_factory.mktemp("place")
+    yield from filled(place_of(name, folder) if name in RDMA else memory(Bulk if name == "memory" else Obliging))
 
 
 def same(one: RoutingBatch, other: RoutingBatch) -> bool:
@@ -45,6 +68,8 @@ def same(one: RoutingBatch, other: RoutingBatch) -> bool:
 def test_a_batch_is_that_of_its_records(place: Place, layout: str, seed: int) -> None:
     chosen = random.Random(seed)
     ids = chosen.sample(list(LENGTHS), chosen.randint(2, len(LENGTHS)))
+    if seed % 3 == 0:
+        ids = [key for key in ids if LENGTHS[key] == 12] or ids  # nothing is padded
     if seed % 4 == 0:
         ids += chosen.choices(ids, k=3)  # some stand there several times
     if seed % 5 == 0:
@@ -84,6 +109,48 @@ def test_the_usual_batch_is_copied_once(place: Place, monkeypatch: pytest.Monkey
     assert not made
     for index, (number, length) in enumerate(enumerate(LENGTHS.values())):
         np.testing.assert_array_equal(batch.routing[index, :, :length], routing(length, number))
+
+
+def test_what_needs_no_padding_is_put_where_it_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdeploy_routing_plugins.reader import places
+
+    told: list[bool] = []
+    room = places.Places.room
+
+    def noted(self: places.Places, each: Any) -> memoryview | None:
+        found = room(self, each)
+        told.append(found is not None)
+        return found
+
+    monkeypatch.setattr(places.Places, "room", noted)
+    ids = [key for key, length in LENGTHS.items() if length == 12]
+    with place.reader() as reader, place.reader(LAYOUTS["pipeline"]) as rank:
+        batch, share = reader.get_batch(ids), rank.get_batch(ids)
+        reader.get_batch([*ids, "r:0:0:0"])
+        reader.get_batch(ids, pad_to=13)
+    count = len(ids)
+    assert told == [True] * 2 * count + [True] * count + [False] + [False] * count
+    for index, key in enumerate(ids):
+        whole = routing(12, list(LENGTHS).index(key))
+        np.testing.assert_array_equal(batch.routing[index], whole)
+        np.testing.assert_array_equal(share.routing[index], whole[-share.routing.shape[1] :])
+
+
+def test_nothing_of_what_is_damaged_stays_in_the_batch() -> None:
+    made = memory(Obliging)
+    ids = ["one", "two", "three"]
+    with made.store() as store:
+        for number, key in enumerate(ids):
+            store.put(key, routing(9, number))
+    assert isinstance(made.shelf, Shelf)
+    name = next(name for name in made.shelf if "/two/" in name)
+    header, payload = made.shelf[name]
+    made.shelf[name] = header, payload[:-1] + bytes([payload[-1] ^ 1])
+    with made.reader() as reader:
+        batch = reader.get_batch(ids, on_missing="mask", fill=199)
+    assert list(batch.missing) == [1]
+    assert (batch.routing[1] == 199).all()
+    np.testing.assert_array_equal(batch.routing[2], routing(9, 2))
 
 
 def test_a_batch_keeps_its_rows_when_the_next_one_is_read(place: Place) -> None:

@@ -74,6 +74,37 @@ def test_what_is_there_comes_in_order_and_whole(source: Source, other: Process, 
     assert all(isinstance(again[index], RoutingError) for index in gone)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_has_a_place_is_put_there(source: Source, other: Process, seed: int) -> None:
+    chosen = random.Random(seed)
+    sizes = [chosen.choice(SIZES if seed % 2 else SIZES[:5]) for _ in range(30)]
+    while sum(sizes) > 12 << 20:
+        sizes.pop()
+    gone = {index for index in range(len(sizes)) if chosen.random() < 0.2}
+    rooms = [memoryview(bytearray(size)) if chosen.random() < 0.7 else None for size in sizes]
+    found: dict[int, bool] = {}
+    with stored(other, sizes, gone) as objects:
+        wanted = [Wanted(name, place, None, room) for (name, place), room in zip(objects, rooms, strict=True)]
+
+        def take(index: int, blob: Blob) -> None:
+            room = rooms[index]
+            there = room is None or not sizes[index] or blob.payload[0] is room
+            found[index] = there and is_whole(blob, wanted[index].name)
+
+        source.each(wanted, soon(), take, view=True)
+        assert found == {index: True for index in range(len(sizes)) if index not in gone}
+        for index in found:
+            if (room := rooms[index]) is not None:  # what came later left it alone
+                assert bytes(room) == random.Random(wanted[index].name).randbytes(sizes[index])
+
+
+def test_a_place_of_another_size_is_not_taken(source: Source, other: Process) -> None:
+    with stored(other, [200_000], set()) as objects:
+        room = memoryview(bytearray(199_999))
+        assert handed_over(source, [Wanted(*objects[0], None, room)], view=True) == [(0, True)]
+        assert not any(room)
+
+
 def test_nothing_wanted_is_nothing_handed_over(source: Source) -> None:
     assert handed_over(source, [], view=True) == []
 

@@ -15,9 +15,9 @@ import pytest
 from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.arena.reading import ReadArena
 from fastdeploy_routing_plugins.backend import Blob
-from fastdeploy_routing_plugins.errors import AbsentError, ArenaError, SupersededError
-from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, encode
-from fastdeploy_routing_plugins.stores.rdma.transport.base import Source
+from fastdeploy_routing_plugins.errors import AbsentError, ArenaError, NotFoundError, RoutingError, SupersededError
+from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place, encode
+from fastdeploy_routing_plugins.stores.rdma.transport.base import Source, Wanted
 from fastdeploy_routing_plugins.stores.rdma.transport.shm import ShmSource
 from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
@@ -34,8 +34,11 @@ def opened(kind: str, info: OwnerInfo) -> Source:
     return ShmSource(info, Pool()) if kind == "shm" else TcpSource(info, "", Pool())
 
 
-def hunt(source: Source, board: Board, seconds: float, seed: int, *, view: bool) -> Counter[str]:
-    """Reads from places that are true, or were a moment ago; returns how often it got what."""
+def hunt(source: Source, board: Board, seconds: float, seed: int, *, view: bool, room: bool = False) -> Counter[str]:
+    """Reads from places that are true, or were a moment ago; returns how often it got what.
+
+    With ``room``, there is a place for what comes.
+    """
     chosen = random.Random(seed)
     seen: Counter[str] = Counter()
     held: list[tuple[Blob, str]] = []
@@ -44,7 +47,10 @@ def hunt(source: Source, board: Board, seconds: float, seed: int, *, view: bool)
         slots = [chosen.randrange(SLOTS) for _ in range(chosen.choice([1, 1, 3]))]
         places = [(name_of(slot), place) for slot in slots if (place := board.read(slot))]
         time.sleep(chosen.choice([0, 0, 0.0005]))
-        found = source.read([want(*each) for each in places], soon(), view=view)
+        if room:
+            found = _into_rooms(source, places)
+        else:
+            found = source.read([want(*each) for each in places], soon(), view=view)
         for each, (name, _) in zip(found, places, strict=True):
             if isinstance(each, Blob):
                 seen["whole" if is_whole(each, name) else "WRONG"] += 1
@@ -55,6 +61,18 @@ def hunt(source: Source, board: Board, seconds: float, seed: int, *, view: bool)
             if not is_whole(*held.pop(0)):
                 seen["CHANGED"] += 1
     return seen
+
+
+def _into_rooms(source: Source, places: list[tuple[str, Place]]) -> list[Blob | RoutingError]:
+    found: list[Blob | RoutingError] = [NotFoundError("left out")] * len(places)
+    wanted = [Wanted(*each, None, memoryview(bytearray(each[1].payload_bytes))) for each in places]
+
+    def take(index: int, blob: Blob) -> None:
+        assert blob.payload[0] is wanted[index].into
+        found[index] = blob
+
+    source.each(wanted, soon(), take, view=True)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +86,7 @@ def churner(shared_folder: str) -> Iterator[tuple[Process, str]]:
 
 
 @pytest.mark.parametrize("lent", [False, True])
-@pytest.mark.parametrize("way", ["copy", "copy without a pin", "view", "tcp"])
+@pytest.mark.parametrize("way", ["copy", "copy without a pin", "view", "shm, to a place", "tcp", "tcp, to a place"])
 def test_no_reader_sees_another_objects_bytes(
     churner: tuple[Process, str], way: str, lent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +99,8 @@ def test_no_reader_sees_another_objects_bytes(
     producer, path = churner
     board = Board(path, SLOTS)
     producer.ask("churn", path, SLOTS, lent)
-    source = opened("tcp" if way == "tcp" else "shm", producer.info)
-    seen = hunt(source, board, SECONDS, 5, view=way == "view")
+    source = opened("tcp" if way.startswith("tcp") else "shm", producer.info)
+    seen = hunt(source, board, SECONDS, 5, view=way == "view", room="place" in way)
     count = producer.ask("calm")
     source.close()
     used = until(lambda: producer.ask("leases") == 0) and producer.ask("used")
