@@ -379,9 +379,12 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def served(address: str) -> dict[str, list[dict[str, str]]]:
-    """What the command found with a service that runs, the second time."""
-    run("doctor", *options(address, transport="tcp"))
-    return lines_of(run("doctor", *options(address, transport="tcp"), "--json").stdout)
+    """What the command found with a service that runs, once that knows what producers hold."""
+    end = time.monotonic() + 60
+    while True:
+        found = lines_of(run("doctor", *options(address, transport="tcp"), "--json").stdout)
+        if time.monotonic() > end or not any("just started" in line["text"] for line in found["service"]):
+            return found
 
 
 def test_a_service_that_answers_is_good_and_says_its_epoch(served: dict[str, list[dict[str, str]]]) -> None:
