@@ -18,7 +18,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -52,21 +52,32 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
     header: bytes
     payload: tuple[bytes | bytearray | memoryview, ...]
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("header_bytes", len(self.header)), ("pieces", len(self.payload))]
+
     def __repr__(self) -> str:
         return f"Blob(header of {len(self.header)} bytes, {len(self.payload)} pieces)"
 
 
-class GetRequest(msgspec.Struct, frozen=True, gc=False):
-    """One item of ``_get_many``; see ``_get`` for the fields.
+class GetRequest(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One item of ``_get_many``; see ``_get`` for the fields. Equal are two that get the same.
 
     Attributes:
-        into: Writable memory of the payload's size, where a backend may put it instead of into memory of its own; it
-            may be written to even if nothing comes of it.
+        into: Writable memory of the payload's size, where a backend may put it instead of into memory of its own. It
+            may be written to even if nothing comes of it, but not after the call has returned.
     """
 
     name: str
     ranges: Ranges | None = None
     into: memoryview | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GetRequest):
+            return NotImplemented
+        return (self.name, self.ranges) == (other.name, other.ranges)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.ranges))
 
 
 Choose = Callable[[Sequence[Sequence[str]]], Sequence[Sequence[GetRequest]]]

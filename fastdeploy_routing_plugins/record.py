@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import IntArray  # noqa: TC001 - help() looks the annotations up
 from .errors import InvalidRecordError
-from .keys import as_int, shown
-from .names import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from .arrays import IntArray
-    from .keys import RoutingKey
-    from .names import Part
-    from .schema import RoutingSchema
-
+from .keys import RoutingKey, as_int, shown
+from .names import MAX_TOKENS, Part
+from .schema import RoutingSchema  # noqa: TC001
 
 MAX_VERSION = 256  # characters of a weight version
 
@@ -102,7 +97,8 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
 class RoutingRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
 
-    ``msgspec.structs.replace(record, …)``, or ``copy.replace`` from Python 3.13 on, makes another one.
+    It is a ``msgspec.Struct``: ``msgspec.structs.replace(record, …)``, or ``copy.replace`` from Python 3.13 on, makes
+    another one. Records are compared by identity.
 
     Attributes:
         routing: ``[layers, tokens, top_k]``, logical expert ids, read-only, uint8, uint16 or uint32 by ``schema``.
@@ -151,6 +147,10 @@ class RoutingRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
         if copy is False and dtype is not None and np.dtype(dtype) != self.routing.dtype:
             raise ValueError("a conversion of dtype needs a copy")
         return np.array(self.routing, dtype=dtype, copy=True) if copy else np.asarray(self.routing, dtype=dtype)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        names = ("key", "part", "total_tokens", "attempt", "schema")
+        return [("shape", self.routing.shape), *[(name, getattr(self, name)) for name in names]]
 
     def __repr__(self) -> str:
         return (

@@ -8,13 +8,12 @@ import resource
 import signal
 import subprocess
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_routing_plugins.cli.output import show_bytes
 from fastdeploy_routing_plugins.doctor.lines import Kind, Line
-from fastdeploy_routing_plugins.stores.rdma.transport import rdma_devices
+from fastdeploy_routing_plugins.stores.rdma.transport import rdma_devices, rdma_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -123,14 +122,10 @@ def _may_lock() -> bool:
 def check_mooncake(case: Case) -> Iterator[Line]:
     """Looks whether libibverbs and Mooncake can be loaded; in a process of its own, which they may end."""
     hardware = bool(rdma_devices.devices())
-    builds = [f"{each.name} {each.version}" for each in distributions() if _is_mooncake(each.name)]
+    builds = [" ".join(each) for each in rdma_env.builds()]
     tried = _tried(case.timeout * 0.8)
     case.works = case.works and "verbs" in tried  # what ended that process would end this one
     yield from mooncake_lines(tried, builds, hardware, case)
-
-
-def _is_mooncake(name: str | None) -> bool:
-    return (name or "").lower().replace("_", "-").startswith("mooncake-transfer-engine")
 
 
 def _tried(seconds: float) -> dict[str, Any]:

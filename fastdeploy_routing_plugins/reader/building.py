@@ -56,7 +56,7 @@ def build(
     if side not in SIDES:
         raise InvalidRecordError(f"side must be right or left, got {shown(side)}")
     items = tuple(items)
-    for kind in {type(item) for item in items}:
+    for kind in dict.fromkeys([type(item) for item in items]):
         if not issubclass(kind, (RoutingRecord, RoutingShare, StoreError)):
             raise InvalidRecordError(f"a batch is made of records and store errors, got {kind.__name__}")
     names = _keys(items, keys)

@@ -62,6 +62,7 @@ class RdmaEndpoint(Forgetful):
         protocol = rdma_env.protocol(config)
         host = host or advertised(config)
         self.protocol = protocol
+        self._in_order = rdma_env.reads_in_order(protocol)
         self._line = Line(lambda: Engine(host, protocol, config.device), pool_bytes)
         self._exposed: Exposed | None = None
         self._copies = Pool()
@@ -104,8 +105,8 @@ class RdmaEndpoint(Forgetful):
 
     def fetch(self, info: OwnerInfo, fresh: Callable[[], bool], deadline: float) -> Fetch:
         """Returns what reads from a producer; see ``Fetch``."""
-        segment, in_order = info.rdma.removeprefix(_STAND_IN), self.protocol == rdma_env.TCP
-        return Fetch(self._line, self._copies, info, segment, in_order, fresh, deadline)
+        segment = info.rdma.removeprefix(_STAND_IN)
+        return Fetch(self._line, self._copies, info, segment, self._in_order, fresh, deadline)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

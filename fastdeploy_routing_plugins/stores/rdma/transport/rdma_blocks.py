@@ -2,8 +2,8 @@
 
 Nobody holds a block still for a reader that its producer does not see. A block's owner wipes its head before any byte
 of it is used again (``arena.arena``), so a head that is read *after* the payload has arrived, and is still that of the
-block which was asked for, proves that the payload is that block's. Where bytes are read in order, as Mooncake's TCP
-mode does and RDMA does not, the block's end, which is wiped as well, proves it without another read.
+block which was asked for, proves that the payload is that block's. Where bytes are read in order, which RDMA does not
+promise (``rdma_env.reads_in_order``), the block's end, which is wiped as well, proves it without another read.
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ import contextlib
 import importlib
 import logging
 import os
+import platform
 import sys
 import threading
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Final
 
 from . import rdma_devices
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 
 _MODULE: Final = "mooncake.engine"
+_DISTRIBUTION: Final = "mooncake-transfer-engine"  # what the names of all builds begin with
 RDMA: Final = "rdma"
 TCP: Final = "tcp"
 
@@ -75,6 +78,26 @@ def protocol(config: RdmaConfig) -> str:
     if not rdma_devices.why_none(rdma_devices.devices(), config.device):
         return RDMA
     return TCP if config.allow_tcp else ""
+
+
+def builds() -> list[tuple[str, str]]:
+    """Returns name and version of each distribution of Mooncake that is installed."""
+    found = [(each.name or "", each.version) for each in distributions()]
+    return [each for each in found if each[0].lower().replace("_", "-").startswith(_DISTRIBUTION)]
+
+
+def reads_in_order(chosen: str) -> bool:
+    """Whether the bytes of one transfer are read from the first to the last, as ``rdma_blocks`` may rely on.
+
+    Mooncake 0.3 in TCP mode does (``TcpTransport::prepareTransfer``: a request is one slice, which one session sends
+    chunk by chunk), on processors that keep loads and stores in order. Its successor TENT need not.
+    """
+    return (
+        chosen == TCP
+        and platform.machine().lower() in ("x86_64", "amd64")
+        and not any(name in os.environ for name in ("MC_USE_TENT", "MC_USE_TEV1"))
+        and {version.split(".")[:2] == ["0", "3"] for _, version in builds()} == {True}
+    )
 
 
 def load() -> Any:

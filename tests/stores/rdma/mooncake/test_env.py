@@ -14,6 +14,35 @@ from fastdeploy_routing_plugins.stores.rdma.transport import rdma_devices, rdma_
 from fastdeploy_routing_plugins.stores.rdma.transport.rdma import RdmaEndpoint
 
 
+@pytest.mark.parametrize(
+    ("builds", "machine", "variables", "chosen", "expected"),
+    [
+        ([("mooncake-transfer-engine", "0.3.13.post1")], "x86_64", {}, "tcp", True),
+        ([("mooncake-transfer-engine", "0.3.13.post1")], "x86_64", {}, "rdma", False),
+        ([("mooncake-transfer-engine", "0.3.13.post1")], "aarch64", {}, "tcp", False),
+        ([("mooncake-transfer-engine", "0.3.13.post1")], "x86_64", {"MC_USE_TENT": "1"}, "tcp", False),
+        ([("mooncake-transfer-engine", "0.4.0")], "x86_64", {}, "tcp", False),
+        ([("a-non-cuda", "0.3.1"), ("another", "0.4")], "x86_64", {}, "tcp", False),
+        ([], "x86_64", {}, "tcp", False),  # built by hand
+    ],
+)
+def test_order_is_relied_on_only_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+    builds: list[tuple[str, str]],
+    machine: str,
+    variables: dict[str, str],
+    chosen: str,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(rdma_env, "builds", lambda: builds)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    for name in ("MC_USE_TENT", "MC_USE_TEV1"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert rdma_env.reads_in_order(chosen) is expected
+
+
 class Failing(importlib.abc.MetaPathFinder):
     """Lets the import of Mooncake fail."""
 
