@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 
-SPIN: Final = 100e-6  # s for which is looked without sleeping after something happened
+SPIN: Final = 150e-6  # s for which is looked without sleeping after something happened
 PAUSE: Final = 40e-6  # s between looks after that
 _LATE: Final = 1 / 16  # of the time that a transfer has taken; looking more often costs more than it brings
 _LONG_PAUSE: Final = 400e-6  # s; the longest
