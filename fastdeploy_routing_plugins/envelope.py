@@ -29,6 +29,8 @@ FORMAT: Final = (1, 0)
 MAX_HEADER: Final = 64 << 20
 _MAGIC = b"FDROUTING/"
 _OURS = b"%d.%d" % FORMAT
+_LINE = _MAGIC + _OURS + b" "
+_BODY = len(_LINE) + DIGEST_DIGITS + 1  # where a line of this version has its JSON
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 
@@ -222,8 +224,8 @@ def encode_header(header: Header) -> bytes:
     return magic + _line_digest(magic, body) + b" " + body
 
 
-def _line_digest(magic: bytes, body: bytes | memoryview) -> bytes:
-    return xxhash.xxh3_64_hexdigest(b"%s%s" % (magic, body)).encode()
+def _line_digest(magic: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(magic + body).encode()
 
 
 def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = None) -> Header:
@@ -238,14 +240,12 @@ def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = No
         UnsupportedError: a newer version of this package wrote it.
     """
     raw = bytes(data[: MAX_HEADER + 1])
-    if len(raw) > MAX_HEADER or not raw.startswith(_MAGIC):
-        raise CorruptDataError("this is no routing header", name=name)
-    pieces = raw.split(b" ", 2)
-    if len(pieces) != 3 or len(pieces[1]) != DIGEST_DIGITS or _line_digest(pieces[0] + b" ", pieces[2]) != pieces[1]:
-        raise CorruptDataError("the header's digest does not match", name=name)
-    _check_format(pieces[0][len(_MAGIC) :], name)
+    body = raw[_BODY:]
+    ours = raw.startswith(_LINE) and raw[len(_LINE) : _BODY] == _line_digest(_LINE, body) + b" "
+    if not ours or len(raw) > MAX_HEADER:  # another version's, or none
+        body = _checked_body(raw, name)
     try:
-        header = _decoder.decode(pieces[2])
+        header = _decoder.decode(body)
         if isinstance(header, PartHeader):
             model = header.model()
             _check_part(header, model)
@@ -257,6 +257,17 @@ def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = No
     if name is not None and stored != name:
         raise CorruptDataError(f"the header belongs to {stored}, not to {name}", name=name)
     return header
+
+
+def _checked_body(raw: bytes, name: str | None) -> bytes:
+    """Returns the JSON of a header; raises for what is none, or that of a version which is not read here."""
+    if len(raw) > MAX_HEADER or not raw.startswith(_MAGIC):
+        raise CorruptDataError("this is no routing header", name=name)
+    pieces = raw.split(b" ", 2)
+    if len(pieces) != 3 or len(pieces[1]) != DIGEST_DIGITS or _line_digest(pieces[0] + b" ", pieces[2]) != pieces[1]:
+        raise CorruptDataError("the header's digest does not match", name=name)
+    _check_format(pieces[0][len(_MAGIC) :], name)
+    return pieces[2]
 
 
 def _check_format(version: bytes, name: str | None) -> None:

@@ -173,8 +173,7 @@ class RoutingKey:
 
     def prefix(self, namespace: str) -> str:
         """Returns the prefix of the names of everything stored under this key, all attempts included."""
-        rollout = encode_component(self.rollout_id)
-        return f"{encode_namespace(namespace)}/{rollout}/{self.choice:06d}/{self.kind}/"
+        return f"{encode_namespace(namespace)}/{encode_component(self.rollout_id)}/{self.choice:06d}/{self.kind}/"
 
 
 def check_int(what: str, value: object, limit: int, *, low: int = 0) -> int:

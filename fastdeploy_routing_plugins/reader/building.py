@@ -203,7 +203,7 @@ def _fit(
     routing = None if places is None else places.routing
     if routing is None or routing.shape != (len(samples), layers, width, schema.top_k):
         routing, places = new_batch(schema, len(samples), layers, width), None
-    mask = np.zeros((len(samples), width), np.bool_)
+    mask = np.ones((len(samples), width), np.bool_)
     gaps: list[tuple[int, int, int]] = []
     for index, each in enumerate(samples):
         put, rows = each.put, each.routing
@@ -214,9 +214,10 @@ def _fit(
             lies = places is not None and not begin and last - first == rows.shape[1]
             if places is None or not lies or not places.lies(index, rows, first):
                 routing[index, :, first:last] = rows[:, begin : begin + last - first]
-            mask[index, first:last] = True
         if last - first < width:
             gaps += [(index, *gap) for gap in ((0, first), (last, width)) if gap[0] < gap[1]]
+    for index, first, last in gaps:
+        mask[index, first:last] = False
     if fill is not None:
         number = check_fill(fill, routing.dtype)
         for index, first, last in gaps:

@@ -46,6 +46,8 @@ class Places:
         self._settled: dict[int, tuple[IntArray, int]] = {}
         self._rooms: dict[int, memoryview] = {}
         self._memory: memoryview | None = None  # the batch's, if payloads may lie there as they come
+        self._shape = 0, 0  # layers and positions of a sample, and its bytes
+        self._nbytes = 0
         self.routing: IntArray | None = None
 
     def know(self, rollouts: Iterable[Wanted]) -> None:
@@ -54,8 +56,9 @@ class Places:
         width = longest if self._width is None else self._width
         if self._count and width:
             self.routing = new_batch(self._schema, self._count, self._layers, width)
-            if sys.byteorder == "little":
+            if sys.byteorder == "little" and self.routing.size:
                 self._memory = self.routing.data.cast("B")
+                self._shape, self._nbytes = (self._layers, width), self.routing.strides[0]
 
     def room(self, each: Wanted) -> memoryview | None:
         """Returns where a rollout's payload may be put as it comes; None if it has to be spread, or cut.
@@ -63,14 +66,15 @@ class Places:
         Args:
             each: The rollout, one piece.
         """
-        piece, batch = each.pieces[0][0], self.routing
-        if batch is None or self._memory is None or each.length is not None or piece.read is not piece.rect:
-            return None
+        memory, piece = self._memory, each.pieces[0][0]
         rect = piece.rect
-        if rect.num_tokens != batch.shape[2] or rect.num_layers != batch.shape[1]:
+        if memory is None or each.length is not None or piece.read is not rect:
             return None
-        nbytes = batch.strides[0]
-        room = self._rooms[each.index] = self._memory[each.index * nbytes : (each.index + 1) * nbytes]
+        (start, stop), (first, last) = rect.tokens, rect.layers
+        if (last - first, stop - start) != self._shape:
+            return None
+        at = each.index * self._nbytes
+        room = self._rooms[each.index] = memory[at : at + self._nbytes]
         return room
 
     def settle(self, index: int, array: IntArray, came: object) -> IntArray:
@@ -84,12 +88,12 @@ class Places:
         Returns:
             The routing, in its place if it has one.
         """
+        if came is self._rooms.get(index, self):
+            self._settled[index] = array, 0
+            return array
         batch = self.routing
         tokens = array.shape[1]
         if batch is None or array.shape[0] != batch.shape[1] or tokens > batch.shape[2]:
-            return array
-        if came is self._rooms.get(index, self):
-            self._settled[index] = array, 0
             return array
         first = batch.shape[2] - tokens if self._left else 0
         place: IntArray = batch[index, :, first : first + tokens]

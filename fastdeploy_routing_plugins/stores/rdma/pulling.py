@@ -157,7 +157,7 @@ class Puller:
 
     def _source(self, owner: str, wanted: Sequence[Wanted]) -> Source:
         """Returns the way to a producer that leads to all arenas where something is wanted from."""
-        newest = max(each.place.arena for each in wanted)
+        newest = max([each.place.arena for each in wanted])
         info = self._client.owner(owner)
         if newest >= len(info.arenas):
             info = self._client.owner(owner, info.revision + 1)

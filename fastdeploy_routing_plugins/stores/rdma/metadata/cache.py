@@ -8,6 +8,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .page import PageView
     from .values import Entry, Listing
 
@@ -58,6 +60,27 @@ class Cache:
         except KeyError:
             pass  # another thread removed it
         return kept.listing
+
+    def get_all(self, prefixes: Sequence[str]) -> dict[str, Listing | None]:
+        """Returns the listings of several prefixes, each as ``get`` does."""
+        found: dict[str, Listing | None] = dict.fromkeys(prefixes)
+        fresh: PageView | None = None  # one that was looked at already; its service lives
+        for prefix in found:
+            kept = self._kept.get(prefix)
+            if kept is None:
+                continue
+            page = kept.page
+            if page is not fresh:
+                if not page.lives():
+                    continue
+                fresh = page
+            if page.same(kept.bucket, kept.version, kept.ground):
+                found[prefix] = kept.listing
+                try:  # noqa: SIM105 - a context costs as much as all the rest
+                    self._kept.move_to_end(prefix)
+                except KeyError:
+                    pass  # another thread removed it
+        return found
 
     def find(self, rollout: str, name: str) -> Entry | None:
         """Returns a name's entry if the listing of its rollout is remembered and still true."""

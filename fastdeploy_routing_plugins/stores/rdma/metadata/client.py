@@ -178,7 +178,7 @@ class MetadataClient:
             StoreClosedError: the client was closed.
         """
         connection = self.connection()
-        found = {prefix: connection.cache.get(prefix) for prefix in prefixes}
+        found = connection.cache.get_all(prefixes)
         missing = [prefix for prefix, listing in found.items() if listing is None]
         deadline = time.monotonic() + self.timeout
         for at in range(0, len(missing), _AT_ONCE):

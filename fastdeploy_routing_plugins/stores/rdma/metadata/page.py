@@ -232,12 +232,16 @@ class PageView:
 
     def holds(self, bucket: int, version: int, ground: int) -> bool:
         """Whether what was told with these counters still is so."""
+        return self.same(bucket, version, ground) and self.lives()
+
+    def same(self, bucket: int, version: int, ground: int) -> bool:
+        """Whether the counters are these; that means something if the service ``lives``."""
         words = self._words
-        return (
-            words[_FIRST + bucket] == version
-            and words[_GROUND] == ground
-            and -1_000_000 <= time.monotonic_ns() - words[_BEAT] < FRESH * 1e9
-        )
+        return words[_FIRST + bucket] == version and words[_GROUND] == ground
+
+    def lives(self) -> bool:
+        """Whether the service looked a moment ago."""
+        return -1_000_000 <= time.monotonic_ns() - self._words[_BEAT] < FRESH * 1e9
 
     def vacant(self, bucket: int) -> bool:
         """Whether there is certainly no name in a bucket."""

@@ -252,7 +252,8 @@ class Link:
     def _pieces(self, jobs: Sequence[Job], *, shared: bool) -> list[memoryview]:
         """Returns where the replies to small jobs go: by turns head and header, and payload."""
         heads = memoryview(bytearray(sum([frames.REPLY_BYTES + job.header_bytes for job in jobs])))
-        memory = self._pool.take(sum([job.nbytes for job in jobs if job.into is None]) or 1) if shared else None
+        own = sum([job.nbytes for job in jobs if job.into is None])
+        memory = self._pool.take(own) if shared and own else None
         pieces: list[memoryview] = []
         at = used = 0
         for job in jobs:
