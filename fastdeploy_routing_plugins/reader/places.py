@@ -77,20 +77,17 @@ class Places:
         room = self._rooms[each.index] = memory[at : at + self._nbytes]
         return room
 
-    def settle(self, index: int, array: IntArray, came: object) -> IntArray:
-        """Sees to it that a sample lies in its place.
+    def lying(self, index: int, came: object) -> IntArray | None:
+        """Returns the routing of a sample, which was checked, if the memory where its payload came is its room."""
+        batch = self.routing
+        if batch is None or came is not self._rooms.get(index, self):
+            return None
+        array: IntArray = batch[index]
+        self._settled[index] = array, 0
+        return array
 
-        Args:
-            index: Which sample.
-            array: Its routing, checked.
-            came: The memory where its payload came.
-
-        Returns:
-            The routing, in its place if it has one.
-        """
-        if came is self._rooms.get(index, self):
-            self._settled[index] = array, 0
-            return array
+    def settle(self, index: int, array: IntArray) -> IntArray:
+        """Copies the routing of a sample, which was checked, to its place, if it has one; returns where it lies."""
         batch = self.routing
         tokens = array.shape[1]
         if batch is None or array.shape[0] != batch.shape[1] or tokens > batch.shape[2]:

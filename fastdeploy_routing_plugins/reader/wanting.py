@@ -132,9 +132,12 @@ def decoded(each: Wanted, blobs: Sequence[Blob | AbsentError], places: Places | 
 def _record(each: Wanted, piece: reading.Piece, blob: Blob | AbsentError, places: Places | None) -> RoutingRecord:
     if isinstance(blob, AbsentError):
         raise blob
-    header, array = reading.decode_piece(piece, blob, verify=each.ask.verify)
-    if places is not None:
-        array = places.settle(each.index, array, blob.payload[0])
+    header, views = reading.check_piece(piece, blob, verify=each.ask.verify)
+    array = None if places is None else places.lying(each.index, blob.payload[0])
+    if array is None:
+        array = reading.to_array(piece, header, views)
+        if places is not None:
+            array = places.settle(each.index, array)
     array.flags.writeable = False
     return RoutingRecord(
         array,

@@ -83,6 +83,12 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
     Raises:
         CorruptDataError: the bytes are not what was put.
     """
+    header, views = check_piece(piece, blob, verify=verify)
+    return header, to_array(piece, header, views)
+
+
+def check_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader, list[memoryview]]:
+    """Checks a fetched piece as ``decode_piece`` does; returns its header, and its payload for ``to_array``."""
     header = decode_header(blob.header, name=piece.name)
     if not isinstance(header, PartHeader):
         raise CorruptDataError("the header is not that of a part", name=piece.name)
@@ -103,7 +109,7 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
             _verify(piece, header, views)
         except CorruptDataError as err:
             raise CorruptDataError(f"{header.key()}: {err.message}", hint=err.hint, name=piece.name) from None
-    return header, _to_array(piece, header, views)
+    return header, views
 
 
 def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
@@ -116,7 +122,8 @@ def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:
         verify_chunks(header, (first + index * each, first + (index + 1) * each), tokens, view, what.row_bytes)
 
 
-def _to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
+def to_array(piece: Piece, header: PartHeader, views: list[memoryview]) -> IntArray:
+    """Returns a checked piece's payload as ``[layers, tokens, top_k]`` of ``piece.rect``; a view if it is one."""
     dtype = _little_endian(header.dtype)
     (start, stop), (first, last) = piece.read.tokens, piece.read.layers
     shape = (last - first, stop - start, header.top_k)
