@@ -52,17 +52,10 @@ class Cache:
 
     def get(self, prefix: str) -> Listing | None:
         """Returns the listing of a prefix if it is remembered and still true."""
-        kept = self._kept.get(prefix)
-        if kept is None or not kept.page.holds(kept.bucket, kept.version, kept.ground):
-            return None
-        try:  # noqa: SIM105 - a context costs as much as all the rest
-            self._kept.move_to_end(prefix)
-        except KeyError:
-            pass  # another thread removed it
-        return kept.listing
+        return self.get_all((prefix,))[prefix]
 
     def get_all(self, prefixes: Sequence[str]) -> dict[str, Listing | None]:
-        """Returns the listings of several prefixes, each as ``get`` does."""
+        """Returns the listings of several prefixes, each if it is remembered and still true."""
         found: dict[str, Listing | None] = dict.fromkeys(prefixes)
         fresh: PageView | None = None  # one that was looked at already; its service lives
         for prefix in found:

@@ -9,8 +9,6 @@ elsewhere, see ``silent``.
 
 from __future__ import annotations
 
-import hmac
-import os
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,15 +16,14 @@ import msgspec
 from ....backend import Blob
 from ....errors import (
     AbsentError,
-    ConfigError,
     CorruptDataError,
     RoutingError,
-    StoreUnavailableError,
     SupersededError,
-    UnsupportedError,
 )
 from . import frames
-from .frames import Answer, Hello, ReplyHead, Status
+from .frames import ReplyHead, Status
+from .greeting import shake_hands
+from .refusals import MAX_ERROR, decode_error
 from .spans import cut
 from .stream import FEW, Stream
 
@@ -107,7 +104,7 @@ class Link:
         self._head = memoryview(bytearray(frames.REPLY_BYTES))
         self._stream = Stream(host, port, deadline, silent)
         try:
-            self._shake_hands(owner, secret, deadline)
+            shake_hands(self._stream, self._where, owner, secret, deadline)
         except BaseException:
             self._stream.close()
             raise
@@ -115,34 +112,6 @@ class Link:
     def close(self) -> None:
         """Closes the connection."""
         self._stream.close()
-
-    # --- beginning ----------------------------------------------------------------------------------------------
-
-    def _shake_hands(self, owner: str, secret: str, deadline: float) -> None:
-        hello = Hello(owner, bool(secret), os.urandom(frames.NONCE)).encode()
-        self._stream.send(hello, deadline)
-        raw = self._stream.exactly(frames.CHALLENGE_BYTES, deadline)
-        try:
-            challenge = frames.decode_challenge(raw)
-        except CorruptDataError:
-            raise StoreUnavailableError(f"what listens at {self._where} is no producer of routing") from None
-        if challenge.answer == Answer.OTHER_VERSION or challenge.version != frames.VERSION:
-            raise UnsupportedError(
-                f"the producer at {self._where} speaks version {challenge.version} of the TCP protocol, "
-                f"this side {frames.VERSION}",
-                hint="install the same version of fastdeploy-routing-plugins on both sides",
-            )
-        answer = challenge.answer
-        if answer == Answer.PROVE and secret:
-            self._stream.send(frames.prove(secret, b"reader", hello, raw), deadline)
-            answer, proof = frames.decode_verdict(self._stream.exactly(frames.VERDICT_BYTES, deadline))
-            expected = frames.prove(secret, b"producer", hello, raw)
-            if answer == Answer.WELCOME and not hmac.compare_digest(proof, expected):
-                answer = Answer.WRONG_SECRET
-        elif answer == Answer.WELCOME and secret:
-            answer = Answer.HAS_NO_SECRET
-        if answer != Answer.WELCOME:
-            raise _refusal(answer, self._where)
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
@@ -278,7 +247,7 @@ class Link:
         if reply.number != job.number:
             raise CorruptDataError(f"the producer at {self._where} answers something else than was asked")
         if reply.status == Status.ERROR:
-            sound = reply.header_bytes <= frames.MAX_ERROR and reply.payload_bytes == 0
+            sound = reply.header_bytes <= MAX_ERROR and reply.payload_bytes == 0
         else:
             expected = Status.OBJECT, job.wanted.place.header_bytes, job.nbytes
             sound = (reply.status, reply.header_bytes, reply.payload_bytes) == expected
@@ -309,23 +278,7 @@ def _absence(raw: bytes | bytearray, job: Job) -> RoutingError:
         StoreUnavailableError: the producer cannot serve now.
         CorruptDataError: the bytes are no error.
     """
-    err = frames.decode_error(raw)
+    err = decode_error(raw)
     if not isinstance(err, (AbsentError, SupersededError)):
         raise err
     return err.with_facts(name=job.wanted.name)
-
-
-def _refusal(answer: int, where: str) -> RoutingError:
-    """Returns why a producer turned this reader away."""
-    if answer in (Answer.NEEDS_SECRET, Answer.HAS_NO_SECRET, Answer.WRONG_SECRET, Answer.PROVE):
-        why = {
-            Answer.HAS_NO_SECRET: "has no secret, but this side has one",
-            Answer.WRONG_SECRET: "has another secret than this side",
-        }.get(Answer(answer), "wants a secret, and this side has none")
-        problem = f"the producer at {where} {why}"
-        return ConfigError(problem, hint="set the same option secret on both sides", problems=(problem,))
-    if answer == Answer.OTHER_OWNER:
-        return StoreUnavailableError(f"another producer than the one that is meant listens at {where}")
-    if answer == Answer.BUSY:
-        return StoreUnavailableError(f"the producer at {where} has too many readers at the moment")
-    return StoreUnavailableError(f"the producer at {where} does not welcome this reader (answer {answer})")

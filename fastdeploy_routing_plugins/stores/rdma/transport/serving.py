@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from ....errors import CorruptDataError, RoutingError
 from . import frames
 from .frames import Answer, Challenge, ReplyHead, Request, Status
+from .refusals import encode_error
 
 if TYPE_CHECKING:
     import threading
@@ -214,7 +215,7 @@ class Connection:
                 lease = self._holdings.lease(request.name, request.card, request.generation)
                 header, payload = leases.enter_context(lease)
             except RoutingError as err:
-                raw = frames.encode_error(err)
+                raw = encode_error(err)
                 pieces += ReplyHead(Status.ERROR, request.number, len(raw), 0).encode(), raw
             else:
                 wanted = _pieces(payload, request)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastdeploy_routing_plugins import errors
 from fastdeploy_routing_plugins.errors import CorruptDataError, RoutingError
-from fastdeploy_routing_plugins.stores.rdma.transport import frames
+from fastdeploy_routing_plugins.stores.rdma.transport import frames, refusals
 from fastdeploy_routing_plugins.stores.rdma.transport.frames import (
     Answer,
     Challenge,
@@ -66,7 +66,7 @@ GOLDEN = {
         "0200000003000000e8030000000000000000000002000000",
     ),
     "error": (
-        frames.encode_error(errors.SupersededError("gone", hint="look again", attempt=5)),
+        refusals.encode_error(errors.SupersededError("gone", hint="look again", attempt=5)),
         "94aa73757065727365646564a4676f6e65aa6c6f6f6b20616761696e81a7617474656d707405",
     ),
 }
@@ -169,30 +169,32 @@ def test_a_foreign_reply_is_an_error() -> None:
     ],
 )
 def test_an_error_arrives_as_it_was_raised(err: RoutingError) -> None:
-    found = frames.decode_error(frames.encode_error(err))
+    found = refusals.decode_error(refusals.encode_error(err))
     assert (type(found), found.message, found.hint, found.facts) == (type(err), err.message, err.hint, err.facts)
 
 
 def test_an_error_that_a_reader_can_do_nothing_about_is_that_the_store_is_unavailable() -> None:
-    found = frames.decode_error(frames.encode_error(errors.StoreClosedError("closed", odd=object(), large=1 << 70)))
+    found = refusals.decode_error(
+        refusals.encode_error(errors.StoreClosedError("closed", odd=object(), large=1 << 70))
+    )
     assert (type(found), found.facts) == (errors.StoreUnavailableError, {})
 
 
 def test_a_long_error_is_cut() -> None:
     err = errors.NotFoundError("ä" * 10_000, hint="x" * 10_000, fact="y" * 10_000)
-    raw = frames.encode_error(err)
-    assert (len(raw) <= frames.MAX_ERROR, frames.decode_error(raw).message) == (True, "ä" * 500)
+    raw = refusals.encode_error(err)
+    assert (len(raw) <= refusals.MAX_ERROR, refusals.decode_error(raw).message) == (True, "ä" * 500)
 
 
 @pytest.mark.parametrize("fact", ["self", "message", "hint"])
 def test_a_fact_that_would_be_an_argument_is_dropped(fact: str) -> None:
-    raw = frames.encode_error(errors.NotFoundError("gone", fact=1)).replace(
+    raw = refusals.encode_error(errors.NotFoundError("gone", fact=1)).replace(
         b"\xa4fact", bytes([0xA0 + len(fact)]) + fact.encode()
     )
-    assert frames.decode_error(raw).facts == {}
+    assert refusals.decode_error(raw).facts == {}
 
 
 @given(st.binary(max_size=300))
 def test_foreign_bytes_are_no_error_of_ours(raw: bytes) -> None:
     with pytest.raises(CorruptDataError):
-        frames.decode_error(raw)
+        refusals.decode_error(raw)

@@ -15,7 +15,7 @@ from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import CorruptDataError, DeletedError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
-from fastdeploy_routing_plugins.stores.rdma.transport import frames
+from fastdeploy_routing_plugins.stores.rdma.transport import frames, refusals
 from fastdeploy_routing_plugins.stores.rdma.transport.base import Wanted
 from fastdeploy_routing_plugins.stores.rdma.transport.frames import (
     Answer,
@@ -222,7 +222,7 @@ def test_a_reply_that_is_cut_off_is_an_error(liar: Liar, said: bytes) -> None:
 @pytest.mark.parametrize("header_bytes", [0, 4, 10_000])
 @pytest.mark.parametrize("payload_bytes", [0, 10, 100_000])
 def test_an_error_in_place_of_an_object_arrives(liar: Liar, header_bytes: int, payload_bytes: int) -> None:
-    raw = frames.encode_error(DeletedError("it was deleted", hint="look elsewhere"))
+    raw = refusals.encode_error(DeletedError("it was deleted", hint="look elsewhere"))
     wanted = want(NAME, Place(5, 7, header_bytes, payload_bytes, 0, 5, 7, 8192))
     found = outcome(liar, reply(1, 0, len(raw), 0) + raw, Pool(), [wanted])
     assert isinstance(found, DeletedError)
@@ -230,13 +230,13 @@ def test_an_error_in_place_of_an_object_arrives(liar: Liar, header_bytes: int, p
 
 
 def test_more_than_an_error_is_an_error(liar: Liar) -> None:
-    raw = frames.encode_error(DeletedError("it was deleted"))
+    raw = refusals.encode_error(DeletedError("it was deleted"))
     assert isinstance(outcome(liar, reply(1, 0, len(raw), 0) + raw + b"x", Pool()), CorruptDataError)
 
 
 def test_mutated_replies_are_an_object_of_the_right_size_or_an_error(liar: Liar) -> None:
     chosen = random.Random(1)
-    gone = frames.encode_error(StoreUnavailableError("no", hint="x"))
+    gone = refusals.encode_error(StoreUnavailableError("no", hint="x"))
     good = [reply() + HEADER + PAYLOAD, reply(1, 0, len(gone), 0) + gone]
     pool = Counting()
     for _ in range(MUTATIONS // 5):
@@ -250,7 +250,7 @@ def test_mutated_replies_are_an_object_of_the_right_size_or_an_error(liar: Liar)
 
 def test_mutated_replies_to_several_requests_are_their_objects_or_an_error(liar: Liar) -> None:
     chosen = random.Random(3)
-    gone = frames.encode_error(DeletedError("no"))
+    gone = refusals.encode_error(DeletedError("no"))
     good = [reply(number=0) + HEADER + PAYLOAD, reply(1, 1, len(gone), 0) + gone, reply(number=2) + HEADER + PAYLOAD]
     wanted = [want(NAME, PLACE)] * 3
     for _ in range(MUTATIONS // 10):
