@@ -57,23 +57,19 @@ class Cache:
     def get_all(self, prefixes: Sequence[str]) -> dict[str, Listing | None]:
         """Returns the listings of several prefixes, each if it is remembered and still true."""
         found: dict[str, Listing | None] = dict.fromkeys(prefixes)
-        fresh: PageView | None = None  # one that was looked at already; its service lives
+        pages: set[PageView] = set()
         for prefix in found:
             kept = self._kept.get(prefix)
-            if kept is None:
+            if kept is None or not kept.page.same(kept.bucket, kept.version, kept.ground):
                 continue
-            page = kept.page
-            if page is not fresh:
-                if not page.lives():
-                    continue
-                fresh = page
-            if page.same(kept.bucket, kept.version, kept.ground):
-                found[prefix] = kept.listing
-                try:  # noqa: SIM105 - a context costs as much as all the rest
-                    self._kept.move_to_end(prefix)
-                except KeyError:
-                    pass  # another thread removed it
-        return found
+            found[prefix] = kept.listing
+            pages.add(kept.page)
+            try:  # noqa: SIM105 - a context costs as much as all the rest
+                self._kept.move_to_end(prefix)
+            except KeyError:
+                pass  # another thread removed it
+        # Afterwards: a service that died before the counters were read says nothing by them.
+        return found if all(page.lives() for page in pages) else dict.fromkeys(prefixes)
 
     def find(self, rollout: str, name: str) -> Entry | None:
         """Returns a name's entry if the listing of its rollout is remembered and still true."""
