@@ -84,7 +84,10 @@ Choose = Callable[[Sequence[Sequence[str]]], Sequence[Sequence[GetRequest]]]
 """Told once of the names under all prefixes of ``_collect``; says what to get, prefix by prefix."""
 
 Deliver = Callable[[int, Blob], None]
-"""Takes an object, with an index. What it does not keep may be used again."""
+"""Takes an object, with an index. What it does not keep may be used again.
+
+It may be called from several threads at the same time; objects of one index come one after the other.
+"""
 
 
 class Backend(ABC):

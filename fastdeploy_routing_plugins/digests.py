@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS: Final = 4096
 DIGEST_DIGITS: Final = 16  # hexadecimal
+WHOLE: Final = 256 << 10  # bytes; a payload of so many, or less, has a digest of all of it, too
 _CACHED = 256 << 10  # bytes; copied and digested while they are in the second-level cache
 
 
@@ -34,6 +35,11 @@ def digest_payload(payload: memoryview, part: Part, row_bytes: int) -> str:
     """Returns the digests of a part's payload as ``PartHeader.digests`` holds them."""
     (start, stop), (first, last) = part.tokens, part.layers
     return _digests(payload, last - first, (stop - start) * row_bytes, CHUNK_TOKENS * row_bytes).hex()
+
+
+def digest_whole(payload: memoryview) -> str:
+    """Returns the digest of a whole payload, 16 hexadecimal digits: one call, where a small one has many chunks."""
+    return xxhash.xxh3_64_hexdigest(payload)
 
 
 def no_digests(part: Part) -> str:

@@ -2,12 +2,12 @@
 
 A header is one line of UTF-8 text, so it can live in a safetensors file, a database column or a terminal::
 
-    FDROUTING/1.0 0123456789abcdef {"object":"part", ...}
+    FDROUTING/1.1 0123456789abcdef {"object":"part", ...}
 
 The 16 hexadecimal digits are XXH3-64 of the line without them and the blank after them. The payload is C order,
 layers first, little-endian; it is digested per layer and chunk of 4,096 tokens (counted from the part's first token).
-XXH3 (Yann Collet, xxHash 0.8) finds accidents, not attackers. Readers accept older minor versions of the format;
-``tests/golden`` pins it.
+XXH3 (Yann Collet, xxHash 0.8) finds accidents, not attackers. Readers accept older minor versions of the format, and
+a header is written as the oldest one that has all that it says; ``tests/golden`` pins them. New in 1.1: ``whole``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .names import AbortName, ObjectName, Part, PartName, SealName, object_name,
 from .record import WeightSpan, check_spans
 from .schema import RoutingSchema
 
-FORMAT: Final = (1, 0)
+FORMAT: Final = (1, 1)
 MAX_HEADER: Final = 64 << 20
 _MAGIC = b"FDROUTING/"
-_OURS = b"%d.%d" % FORMAT
-_LINE = _MAGIC + _OURS + b" "
-_BODY = len(_LINE) + DIGEST_DIGITS + 1  # where a line of this version has its JSON
+_LINES = _MAGIC + b"1.0 ", _MAGIC + b"1.1 "  # how the lines of each minor version begin, all of one length
+_AT = len(_LINES[0])
+_BODY = _AT + DIGEST_DIGITS + 1  # where they have their JSON
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPT)]
 
@@ -82,6 +82,8 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
         total_tokens: Tokens of the whole rollout, if known.
         digests: XXH3-64 of each layer x chunk, layer by layer, 16 hexadecimal digits each.
         weight_versions: ``(start, stop, version)`` spans over the part's tokens.
+        whole: XXH3-64 of the whole payload, 16 hexadecimal digits, if it is small (``digests.WHOLE``): who reads all
+            of it needs no more.
     """
 
     num_experts: Count
@@ -93,6 +95,7 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
     total_tokens: Count | None
     digests: str
     weight_versions: tuple[tuple[Count, Count, int | str], ...] = ()
+    whole: str | msgspec.UnsetType = msgspec.UNSET
 
     def schema(self) -> RoutingSchema:
         """The model's schema."""
@@ -123,9 +126,25 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
             what = parse_object(name[len(folder) :])  # remembered: the name was listed a moment ago
         except InvalidKeyError:
             return False
-        return isinstance(what, PartName) and (
-            what.part.tokens == self.tokens
-            and what.part.layers == self.layers
+        return isinstance(what, PartName) and self._fits(what, model)
+
+    def is_that_of(self, known: Identity, model: Model) -> bool:
+        """Whether this is the header of a part that is known by its key."""
+        key = known.key
+        return (
+            self.rollout_id == key.rollout_id
+            and self.choice == key.choice
+            and self.kind == key.kind
+            and self.attempt == known.attempt
+            and self.namespace == known.namespace
+            and self._fits(known.what, model)
+        )
+
+    def _fits(self, what: PartName, model: Model) -> bool:
+        part = what.part
+        return (
+            part.tokens == self.tokens
+            and part.layers == self.layers
             and what.total_tokens == self.total_tokens
             and what.total_layers == model.num_layers
             and what.row_bytes == model.row_bytes
@@ -156,6 +175,15 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
             getattr(self, f) == getattr(other, f)
             for f in ("num_experts", "top_k", "layer_ids", "dtype", "layers", "tokens", "total_tokens", "digests")
         )
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False):
+    """What a part's name is composed of, for who knows it: sooner compared with a header than the name is."""
+
+    namespace: str
+    key: RoutingKey
+    attempt: int
+    what: PartName
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -217,31 +245,34 @@ def encode_header(header: Header) -> bytes:
     Raises:
         InvalidRecordError: The header would be longer than readers accept.
     """
-    magic = _MAGIC + _OURS + b" "
+    line = _LINES[isinstance(header, PartHeader) and header.whole is not msgspec.UNSET]
     body = _encoder.encode(header)
     if len(body) > MAX_HEADER - 64:
         raise InvalidRecordError(f"the part needs a header of {len(body)} bytes", hint="put it in smaller parts")
-    return magic + _line_digest(magic, body) + b" " + body
+    return line + _line_digest(line, body) + b" " + body
 
 
-def _line_digest(magic: bytes, body: bytes) -> bytes:
-    return xxhash.xxh3_64_hexdigest(magic + body).encode()
+def _line_digest(line: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(line + body).encode()
 
 
-def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = None) -> Header:
+def decode_header(
+    data: bytes | bytearray | memoryview, *, name: str | None = None, known: Identity | None = None
+) -> Header:
     """Parses and checks a header; reads and allocates no more than ``data`` holds.
 
     Args:
         data: The header's bytes.
         name: The name it was stored under, compared with what the header says.
+        known: What that name is composed of, if the caller knows it.
 
     Raises:
         CorruptDataError: these bytes are no header, or the header of something else.
         UnsupportedError: a newer version of this package wrote it.
     """
     raw = bytes(data[: MAX_HEADER + 1])
-    body = raw[_BODY:]
-    ours = raw.startswith(_LINE) and raw[len(_LINE) : _BODY] == _line_digest(_LINE, body) + b" "
+    line, body = raw[:_AT], raw[_BODY:]
+    ours = line in _LINES and raw[_AT:_BODY] == _line_digest(line, body) + b" "
     if not ours or len(raw) > MAX_HEADER:  # another version's, or none
         body = _checked_body(raw, name)
     try:
@@ -249,6 +280,8 @@ def decode_header(data: bytes | bytearray | memoryview, *, name: str | None = No
         if isinstance(header, PartHeader):
             model = header.model()
             _check_part(header, model)
+            if known is not None and header.is_that_of(known, model):
+                return header
             if name is not None and header.is_called(name, model):
                 return header
         stored = header.name()
@@ -271,8 +304,6 @@ def _checked_body(raw: bytes, name: str | None) -> bytes:
 
 
 def _check_format(version: bytes, name: str | None) -> None:
-    if version == _OURS:
-        return
     major, _, minor = version.partition(b".")
     if not (major.isdigit() and minor.isdigit() and len(version) < 9):
         raise CorruptDataError("the header has no format version", name=name)
@@ -291,5 +322,7 @@ def _check_part(header: PartHeader, model: Model) -> None:
     num_layers = header.layers[1] - header.layers[0]
     if num_layers < 1 or len(header.digests) != num_layers * header.chunks * DIGEST_DIGITS:
         raise InvalidRecordError("the number of digests does not fit the part")
+    if header.whole is not msgspec.UNSET and len(header.whole) != DIGEST_DIGITS:
+        raise InvalidRecordError("the digest of the whole payload is none")
     if header.weight_versions:
         check_spans(header.spans(), header.tokens)

@@ -26,7 +26,6 @@ _PART = re.compile(
     r"p-([0-9]{10})-([0-9]{10})-([0-9]{10}|_{10})-([0-9]{5})-([0-9]{5})-([0-9]{5})-([0-9]{6})-([0-9a-f]{8})", re.ASCII
 )
 _SEAL = re.compile(r"s-([0-9]{10})", re.ASCII)
-_ATTEMPT = re.compile(r"[0-9]{19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -167,6 +166,11 @@ def parse_object(text: str) -> ObjectName:
     raise InvalidKeyError(f"{text!r} is no object name")
 
 
+def is_attempt(text: str) -> bool:
+    """Whether this is how the component of an attempt is written."""
+    return len(text) == 19 and text.isascii() and text.isdigit()
+
+
 @dataclass(frozen=True, slots=True)
 class StoredName:
     """A whole name taken apart.
@@ -211,7 +215,7 @@ def parse_name(name: str) -> StoredName:
     namespace, rollout, choice, kind, attempt, what = pieces
     text = decode_component(namespace)
     decode_component(rollout)
-    if text is None or not re.fullmatch(r"[0-9]{6}", choice, re.ASCII) or not _ATTEMPT.fullmatch(attempt):
+    if text is None or not re.fullmatch(r"[0-9]{6}", choice, re.ASCII) or not is_attempt(attempt):
         raise InvalidKeyError(f"{name!r} is no stored name")
     number = check_int("attempt", int(attempt), MAX_ATTEMPT)
     kind = RoutingKey("_", 0, kind).kind

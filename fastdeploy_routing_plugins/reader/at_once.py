@@ -36,12 +36,13 @@ def read_at_once(store: SyncStore, asks: Sequence[tuple[int, Ask]], places: Plac
     some: dict[int, Wanted] = {}
     came: dict[int, list[Blob]] = {}
     found: dict[int, Reading] = {}
-    prefixes = [ask.key.prefix(store.namespace) for _, ask in asks]
+    namespace = store.namespace
+    prefixes = [ask.key.prefix(namespace) for _, ask in asks]
 
     def choose(listed: Sequence[Sequence[str]]) -> list[Sequence[GetRequest]]:
         for at, names in enumerate(listed):
             index, ask = asks[at]
-            each = wanted(index, ask, prefixes[at], names, schema)
+            each = wanted(index, ask, namespace, prefixes[at], names, schema)
             if each is not None:
                 some[at] = each
         places.know(some.values())

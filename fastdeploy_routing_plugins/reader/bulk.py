@@ -59,7 +59,7 @@ async def _listed(store: RoutingStore, asks: Sequence[tuple[int, Ask]]) -> list[
     except RoutingError:
         return []
     found = [
-        wanted(index, ask, prefix, names, schema)
+        wanted(index, ask, store.namespace, prefix, names, schema)
         for (index, ask), prefix, names in zip(asks, prefixes, listed, strict=True)
     ]
     return [each for each in found if each is not None]

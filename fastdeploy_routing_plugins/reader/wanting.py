@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..envelope import Identity
 from ..errors import AbsentError, RoutingError
 from ..names import Part
 from ..record import RoutingRecord, spans_within
@@ -61,7 +62,9 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
         return sum([piece.read.num_layers * piece.read.num_tokens for piece in self.flat]) * self.what.row_bytes
 
 
-def wanted(index: int, ask: Ask, prefix: str, names: Sequence[str], schema: RoutingSchema) -> Wanted | None:
+def wanted(
+    index: int, ask: Ask, namespace: str, prefix: str, names: Sequence[str], schema: RoutingSchema
+) -> Wanted | None:
     """Returns what is read of what lies under a rollout's prefix; None if that is not one part that can be read."""
     sole = Attempts.sole(prefix, names)
     if sole is None or sole[0] < ask.min_attempt or sole[1].schema != schema.fingerprint:
@@ -70,9 +73,9 @@ def wanted(index: int, ask: Ask, prefix: str, names: Sequence[str], schema: Rout
     try:
         ask.check_total(what.total_tokens)
         if ask.whole:
-            return Wanted(
-                index, ask, attempt, what, ((reading.Piece(names[0], what, what.part, what.part),),), None, True
-            )
+            known = Identity(namespace, ask.key, attempt, what)
+            piece = reading.Piece(names[0], what, what.part, what.part, known)
+            return Wanted(index, ask, attempt, what, ((piece,),), None, True)
         return _some(index, ask, prefix, attempt, what, schema)
     except RoutingError:
         return None

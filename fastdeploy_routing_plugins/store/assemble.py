@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConflictError, IncompleteError, InvalidKeyError, NotFoundError, PendingError
 from ..keys import decode_component
-from ..names import AbortName, ObjectName, Part, PartName, SealName, parse_object
+from ..names import AbortName, ObjectName, Part, PartName, SealName, is_attempt, parse_object
 from ..status import RolloutStatus, State
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Attempts:
                 what = parse_object(text)
             except InvalidKeyError:
                 continue
-            if attempt.isdigit():
+            if is_attempt(attempt):
                 found.setdefault(int(attempt), []).append(what)
         return cls(prefix, {number: tuple(found[number]) for number in sorted(found)})
 
@@ -53,7 +53,7 @@ class Attempts:
             what = parse_object(text)
         except InvalidKeyError:
             return None
-        if not isinstance(what, PartName) or not attempt.isdigit():
+        if not isinstance(what, PartName) or not is_attempt(attempt):
             return None
         whole = what.total_tokens and what.part.tokens == (0, what.total_tokens)
         return (int(attempt), what) if whole and what.part.layers == (0, what.total_layers) else None

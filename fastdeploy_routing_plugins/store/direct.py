@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..backend import BlockingBackend
+from ..envelope import Identity
 from ..errors import StoreUnavailableError
 from ..keys import MAX_ATTEMPT, as_key, check_int
 from . import reading
@@ -60,7 +61,8 @@ class Direct:
         sole = Attempts.sole(prefix, names)
         if blob is None or sole is None or sole[0] < lowest:
             return None
-        piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part)
+        known = Identity(store.namespace, key, *sole)
+        piece = reading.Piece(names[0], sole[1], sole[1].part, sole[1].part, known)
         return sole_record(store.schema, key, sole[0], piece, *reading.decode_piece(piece, blob, verify=verify))
 
     def collect(

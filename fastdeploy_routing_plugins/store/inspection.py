@@ -206,7 +206,9 @@ async def verify(objects: Objects, status: RolloutStatus, namespace: str) -> Ver
     for what in status.parts:
         piece = reading.Piece(f"{prefix}{what}", what, what.part, what.part)
         try:
-            header, array = reading.decode_piece(piece, await objects.get(piece.request()), verify=True)
+            blob = await objects.get(piece.request())
+            header, array = reading.decode_piece(piece, blob, verify=True)
+            reading.check_chunks(piece, header, blob)
             schema = schema or header.schema()
             if header.schema() != schema:
                 raise ConflictError(f"parts follow different schemas: {schema}; {header.schema()}")

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ..backend import Blob, GetRequest
-from ..digests import CHUNK_TOKENS, digest_payload, verify_chunks
-from ..envelope import PartHeader, decode_header
+from ..digests import CHUNK_TOKENS, digest_payload, digest_whole, verify_chunks
+from ..envelope import Identity, PartHeader, decode_header
 from ..errors import ConflictError, CorruptDataError
 from ..names import Part, PartName
 
@@ -28,12 +28,14 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         what: The name's last component.
         rect: The wanted rectangle within the part; absolute.
         read: The rectangle to read: ``rect``, widened to whole chunks if digests are checked; absolute.
+        known: What the name is composed of, if that is at hand.
     """
 
     name: str
     what: PartName
     rect: Part
     read: Part
+    known: Identity | None = None
 
     @property
     def whole(self) -> bool:
@@ -89,7 +91,7 @@ def decode_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader,
 
 def check_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader, list[memoryview]]:
     """Checks a fetched piece as ``decode_piece`` does; returns its header, and its payload for ``to_array``."""
-    header = decode_header(blob.header, name=piece.name)
+    header = decode_header(blob.header, name=piece.name, known=piece.known)
     if not isinstance(header, PartHeader):
         raise CorruptDataError("the header is not that of a part", name=piece.name)
     what, whole, payload = piece.what, piece.whole, blob.payload
@@ -104,12 +106,28 @@ def check_piece(piece: Piece, blob: Blob, *, verify: bool) -> tuple[PartHeader, 
         raise CorruptDataError(
             f"payload has {sum(v.nbytes for v in views)} bytes instead of {wanted}", name=piece.name
         )
-    if verify and not (whole and digest_payload(views[0], what.part, what.row_bytes) == header.digests):
+    if verify and not (whole and _is_sound(header, what, views[0])):
         try:
             _verify(piece, header, views)
         except CorruptDataError as err:
             raise CorruptDataError(f"{header.key()}: {err.message}", hint=err.hint, name=piece.name) from None
     return header, views
+
+
+def _is_sound(header: PartHeader, what: PartName, payload: memoryview) -> bool:
+    """Whether this is what was put, in the usual case; where not, ``verify_chunks`` tells."""
+    if header.whole is not msgspec.UNSET:
+        return digest_whole(payload) == header.whole
+    return digest_payload(payload, what.part, what.row_bytes) == header.digests
+
+
+def check_chunks(piece: Piece, header: PartHeader, blob: Blob) -> None:
+    """Checks every digest of a whole part, also where ``check_piece`` needed only that of all of it.
+
+    Raises:
+        CorruptDataError: the bytes are not what was put.
+    """
+    _verify(piece, header, [memoryview(blob.payload[0]).cast("B")])
 
 
 def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:

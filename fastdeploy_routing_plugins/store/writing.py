@@ -7,6 +7,7 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from .. import arrays, digests, envelope
@@ -104,10 +105,14 @@ def draft_part(
     spans: tuple[WeightSpan, ...] = as_spans(weight_versions, what.part.tokens)
     array = arrays.canonical(given, schema, what.part, validate=validate)
     undigested = on_copy and array.nbytes >= WORTH
+    whole: str | msgspec.UnsetType = msgspec.UNSET
     if undigested:
         made = digests.no_digests(what.part)
     else:
-        made = digests.digest_payload(digests.payload_of(array), what.part, schema.row_bytes)
+        payload = digests.payload_of(array)
+        made = digests.digest_payload(payload, what.part, schema.row_bytes)
+        if payload.nbytes <= digests.WHOLE:
+            whole = digests.digest_whole(payload)
     header = envelope.PartHeader(
         **stamp,
         num_experts=schema.num_experts,
@@ -119,6 +124,7 @@ def draft_part(
         total_tokens=what.total_tokens,
         digests=made,
         weight_versions=tuple((span.start, span.stop, span.version) for span in spans),
+        whole=whole,
     )
     # Narrowed ids lie in memory of their own, which nobody reuses before the put ends.
     lent = lend if lend is not None and np.may_share_memory(array, given) else None

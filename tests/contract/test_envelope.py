@@ -6,6 +6,7 @@ import json
 import os
 import random
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from fastdeploy_routing_plugins import digests, envelope
 from fastdeploy_routing_plugins.backend import Blob
 from fastdeploy_routing_plugins.errors import CorruptDataError, UnsupportedError
-from fastdeploy_routing_plugins.names import Part
-from fastdeploy_routing_plugins.store.reading import Piece, decode_piece
+from fastdeploy_routing_plugins.keys import RoutingKey
+from fastdeploy_routing_plugins.names import Part, PartName, object_name
+from fastdeploy_routing_plugins.store.reading import Piece, check_chunks, decode_piece
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envelope-1.0.json"
+GOLDEN_WHOLE = GOLDEN.with_name("envelope-1.1.json")
 MUTATIONS = int(os.environ.get("FD_ROUTING_TEST_MUTATIONS", "5000"))
 
 
@@ -85,6 +88,81 @@ def test_the_golden_payload_passes_its_digests() -> None:
     digests.verify_chunks(header, (0, 3), (0, 3), payload, header.model().row_bytes)
 
 
+def with_whole(tokens: int = 3) -> tuple[envelope.PartHeader, np.ndarray]:
+    header, array = example(tokens)
+    return msgspec.structs.replace(header, whole=digests.digest_whole(digests.payload_of(array))), array
+
+
+def test_a_header_with_a_digest_of_everything_is_written_and_read_as_the_golden_file_has_it() -> None:
+    golden, header = json.loads(GOLDEN_WHOLE.read_text())["part"], with_whole()[0]
+    assert envelope.encode_header(header).decode() == golden["header"]
+    assert envelope.decode_header(golden["header"].encode(), name=golden["name"]) == header
+
+
+def whole_piece(header: envelope.PartHeader) -> Piece:
+    what = header.what()
+    return Piece(header.name(), what, what.part, what.part)
+
+
+def test_what_was_changed_is_found_by_the_digest_of_everything() -> None:
+    header, array = with_whole()
+    raw = envelope.encode_header(header)
+    for at in range(array.size):
+        payload = bytearray(array.tobytes())
+        payload[at] ^= 1
+        with pytest.raises(CorruptDataError, match="layer position"):
+            decode_piece(whole_piece(header), Blob(raw, (bytes(payload),)), verify=True)
+    assert np.array_equal(decode_piece(whole_piece(header), Blob(raw, (array.tobytes(),)), verify=True)[1], array)
+
+
+def test_a_wrong_digest_of_everything_does_not_condemn_what_the_chunks_prove() -> None:
+    header, array = with_whole()
+    wrong = envelope.encode_header(msgspec.structs.replace(header, whole="0" * 16))
+    assert np.array_equal(decode_piece(whole_piece(header), Blob(wrong, (array.tobytes(),)), verify=True)[1], array)
+
+
+def test_every_chunk_can_be_checked_beside_the_digest_of_everything() -> None:
+    header, array = with_whole()
+    bad = msgspec.structs.replace(header, digests="0" * len(header.digests))
+    blob = Blob(envelope.encode_header(bad), (array.tobytes(),))
+    decode_piece(whole_piece(bad), blob, verify=True)
+    with pytest.raises(CorruptDataError, match="layer position 0"):
+        check_chunks(whole_piece(bad), bad, blob)
+
+
+def test_a_header_is_compared_with_what_its_name_is_composed_of() -> None:
+    header = with_whole()[0]
+    raw = envelope.encode_header(header)
+    known = envelope.Identity("default", header.key(), header.attempt, header.what())
+    assert envelope.decode_header(raw, name=header.name(), known=known) == header
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"namespace": "other"},
+        {"key": RoutingKey("other", 3)},
+        {"key": RoutingKey("data:0:1:0 é\x00/../", 4)},
+        {"key": RoutingKey("data:0:1:0 é\x00/../", 3, "other")},
+        {"attempt": 1},
+        {"what": PartName(Part((9, 12), (0, 3)), 3, None, 2, "a3e68e54")},
+        {"what": PartName(Part((10, 13), (0, 3)), 3, 13, 2, "a3e68e54")},
+        {"what": PartName(Part((10, 13), (0, 3)), 4, None, 2, "a3e68e54")},
+        {"what": PartName(Part((10, 13), (0, 3)), 3, None, 4, "a3e68e54")},
+        {"what": PartName(Part((10, 13), (0, 3)), 3, None, 2, "a3e68e55")},
+    ],
+    ids=str,
+)
+def test_a_header_of_something_else_is_corrupt_whatever_is_known(change: dict[str, Any]) -> None:
+    header = with_whole()[0]
+    honest = envelope.Identity("default", header.key(), header.attempt, header.what())
+    other = msgspec.structs.replace(honest, **change)
+    name = object_name(other.key, other.namespace, other.attempt, other.what)
+    assert name != header.name()
+    with pytest.raises(CorruptDataError, match="belongs to"):
+        envelope.decode_header(envelope.encode_header(header), name=name, known=other)
+
+
 def test_a_header_under_another_name_is_corrupt() -> None:
     with pytest.raises(CorruptDataError, match="belongs to"):
         envelope.decode_header(envelope.encode_header(seal()), name=abort().name())
@@ -128,9 +206,9 @@ def test_a_part_that_differs_in_what_its_name_says_is_another(change: dict[str, 
 
 def test_a_newer_format_asks_for_an_upgrade() -> None:
     body = envelope.encode_header(seal()).split(b" ", 2)[2]
-    magic = b"FDROUTING/1.1 "
+    magic = b"FDROUTING/1.2 "
     raw = magic + envelope._line_digest(magic, body) + b" " + body
-    with pytest.raises(UnsupportedError, match=r"format 1\.1"):
+    with pytest.raises(UnsupportedError, match=r"format 1\.2"):
         envelope.decode_header(raw)
 
 
@@ -159,6 +237,9 @@ def lies() -> list[dict[str, object]]:
         {"layer_ids": [3, 2, 1]},
         {"digests": ""},
         {"digests": "0" * 10_000_000},
+        {"whole": ""},
+        {"whole": None},
+        {"whole": "0" * 10_000_000},
         {"attempt": -1},
         {"choice": 10**9},
         {"kind": "../x"},
@@ -228,9 +309,10 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_mutated_objects_give_the_right_record_or_an_error() -> None:
+@pytest.mark.parametrize("made", [example, with_whole])
+def test_mutated_objects_give_the_right_record_or_an_error(made: Callable[[int], Any]) -> None:
     """Flips, cuts and insertions in header and payload; never a crash, a wrong array, or a large allocation."""
-    header, array = example(5000)
+    header, array = made(5000)
     raw, payload = envelope.encode_header(header), array.tobytes()
     what = header.what()
     piece = Piece(header.name(), what, what.part, what.part)

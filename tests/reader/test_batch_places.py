@@ -12,6 +12,7 @@ import pytest
 from fastdeploy_routing_plugins import Freshness, ParallelLayout, RoutingBatch, RoutingKey, WeightSpan
 from fastdeploy_routing_plugins import errors as e
 from fastdeploy_routing_plugins.backend import Blob, GetRequest
+from fastdeploy_routing_plugins.stores.rdma.transport import sharing
 
 from ..store.memory import Shelf
 from .places import RDMA, SCHEMA, Place, memory, routing
@@ -48,11 +49,14 @@ def filled(made: Place) -> Iterator[Place]:
         yield made  # what `rdma` holds goes with who put it
 
 
-@pytest.fixture(scope="module", params=["memory", "obliging memory", *RDMA])
+@pytest.fixture(scope="module", params=["memory", "obliging memory", *RDMA, "rdma, shm, two threads"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    name = request.param
+    name, _, threads = request.param.partition(", two")
     folder = tmp_path_factory.mktemp("place")
-    yield from filled(place_of(name, folder) if name in RDMA else memory(Bulk if name == "memory" else Obliging))
+    with pytest.MonkeyPatch.context() as patch:
+        if threads:
+            patch.setattr(sharing, "WORTH", 1)
+        yield from filled(place_of(name, folder) if name in RDMA else memory(Bulk if name == "memory" else Obliging))
 
 
 def same(one: RoutingBatch, other: RoutingBatch) -> bool:

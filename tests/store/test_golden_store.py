@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastdeploy_routing_plugins import RoutingSchema, SyncStore, WeightSpan, open_store
+from fastdeploy_routing_plugins import RoutingSchema, SyncStore, WeightSpan, envelope, open_store
 from fastdeploy_routing_plugins import errors as e
 
 from ..golden.write_store import LONG_ID, SMALL, WIDE, routing
@@ -24,8 +24,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SyncStore]
         yield opened
 
 
-def test_there_is_a_golden_store_for_the_first_format() -> None:
-    assert "store-1.0" in [path.name for path in STORES]
+def test_there_is_a_golden_store_for_every_format() -> None:
+    major, minor = envelope.FORMAT
+    assert [path.name for path in STORES] == [f"store-{major}.{each}" for each in range(minor + 1)]
 
 
 @pytest.mark.parametrize(

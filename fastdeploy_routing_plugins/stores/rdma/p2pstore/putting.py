@@ -182,7 +182,9 @@ class Putter:
         found = reader.look(key, generation)
         stored = None if found is None else decode_header(found.header, name=found.name)
         if isinstance(stored, PartHeader) and (stored.tokens, stored.layers) == (header.tokens, header.layers):
-            same = msgspec.structs.replace(header, digests=stored.digests, producer=stored.producer)
+            same = msgspec.structs.replace(
+                header, digests=stored.digests, whole=stored.whole, producer=stored.producer
+            )
             return AlreadyExistsError(f"{name} exists", header=encode_header(same))
         return ConflictError(f"p2pstore's key {key!r:.100} holds something else than {name}")
 

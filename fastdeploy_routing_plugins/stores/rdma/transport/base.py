@@ -70,7 +70,7 @@ class Source(ABC):
         Args:
             wanted: What to fetch.
             deadline: When to give up, in ``time.monotonic()``.
-            deliver: Takes an object. What it does not keep is used again for the next ones.
+            deliver: Takes an object; see ``backend.Deliver``.
             view: See ``read``.
 
         Raises:

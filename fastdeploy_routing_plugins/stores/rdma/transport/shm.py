@@ -9,6 +9,7 @@ Where the card is another block, that one is not pinned: it is copied whole, and
 from __future__ import annotations
 
 import os
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,10 +21,11 @@ from ....errors import ArenaError, CorruptDataError, NotFoundError, RoutingError
 from ..card import decode_card
 from ..place import SHELF
 from .base import Source
+from .sharing import is_worth, share
 from .spans import cut, spans_of, total
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ....arena.pool import Pool
     from ....arena.reading import Pin
@@ -74,16 +76,26 @@ class ShmSource(Source):
         return found
 
     def each(self, wanted: Sequence[Wanted], deadline: float, deliver: Deliver, *, view: bool = False) -> None:
-        """See ``Source``. A view's pin is given back, and used for the next one, once nothing refers to it."""
-        for index, one in enumerate(wanted):
-            if self._closed:
-                raise StoreUnavailableError("this way to the producer was closed meanwhile")
-            try:
-                blob = self._read(one, view and one.into is None and one.place.payload_bytes > SMALL)
-            except (NotFoundError, CorruptDataError):
-                continue
-            deliver(index, blob)
-            del blob
+        """See ``Source``. Much is copied by two threads; what is wanted of one object, by one of them, in order.
+
+        A view's pin is given back, and used for the next one, once nothing refers to it.
+        """
+
+        def hand_over(numbered: Iterable[tuple[int, Wanted]]) -> None:
+            for index, one in numbered:
+                if self._closed:
+                    raise StoreUnavailableError("this way to the producer was closed meanwhile")
+                try:
+                    blob = self._read(one, view and one.into is None and one.place.payload_bytes > SMALL)
+                except (NotFoundError, CorruptDataError):
+                    continue
+                deliver(index, blob)
+                del blob
+
+        if is_worth(sum([one.place.payload_bytes for one in wanted])):
+            share([list(same) for _, same in groupby(enumerate(wanted), _name)], hand_over)
+        else:
+            hand_over(enumerate(wanted))
 
     def _read(self, wanted: Wanted, view: bool) -> Blob:
         place = wanted.place
@@ -159,6 +171,10 @@ class ShmSource(Source):
         self._closed = True
         for each in self._arenas:
             each.close()
+
+
+def _name(numbered: tuple[int, Wanted]) -> str:
+    return numbered[1].name
 
 
 def _moved(wanted: Wanted) -> NotFoundError:
