@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -46,17 +47,7 @@ class Attempts:
     @staticmethod
     def sole(prefix: str, names: Sequence[str]) -> tuple[int, PartName] | None:
         """Returns attempt and part if a rollout is one part that covers it, the usual case; None otherwise."""
-        if len(names) != 1:
-            return None
-        attempt, _, text = names[0][len(prefix) :].partition("/")
-        try:
-            what = parse_object(text)
-        except InvalidKeyError:
-            return None
-        if not isinstance(what, PartName) or not is_attempt(attempt):
-            return None
-        whole = what.total_tokens and what.part.tokens == (0, what.total_tokens)
-        return (int(attempt), what) if whole and what.part.layers == (0, what.total_layers) else None
+        return _as_sole(names[0][len(prefix) :]) if len(names) == 1 else None
 
     @property
     def highest(self) -> int:
@@ -156,6 +147,19 @@ class Attempts:
                 Attempts(self.prefix, {attempt: (*objects, *new)}).totals(attempt)
             except ConflictError as err:
                 raise ConflictError(f"{key}, attempt {attempt}: {err.message}", hint=err.hint) from None
+
+
+@lru_cache(maxsize=4096)  # one read asks twice: whether to fetch it, and what came
+def _as_sole(text: str) -> tuple[int, PartName] | None:
+    attempt, _, rest = text.partition("/")
+    try:
+        what = parse_object(rest)
+    except InvalidKeyError:
+        return None
+    if not isinstance(what, PartName) or not is_attempt(attempt):
+        return None
+    whole = what.total_tokens and what.part.tokens == (0, what.total_tokens)
+    return (int(attempt), what) if whole and what.part.layers == (0, what.total_layers) else None
 
 
 def uncovered(parts: Iterable[PartName], want: Part) -> tuple[Part, ...]:

@@ -52,24 +52,33 @@ class Cache:
 
     def get(self, prefix: str) -> Listing | None:
         """Returns the listing of a prefix if it is remembered and still true."""
-        return self.get_all((prefix,))[prefix]
+        kept = self._recalled(prefix)
+        return kept.listing if kept is not None and kept.page.lives() else None
 
     def get_all(self, prefixes: Sequence[str]) -> dict[str, Listing | None]:
         """Returns the listings of several prefixes, each if it is remembered and still true."""
         found: dict[str, Listing | None] = dict.fromkeys(prefixes)
         pages: set[PageView] = set()
         for prefix in found:
-            kept = self._kept.get(prefix)
-            if kept is None or not kept.page.same(kept.bucket, kept.version, kept.ground):
-                continue
-            found[prefix] = kept.listing
-            pages.add(kept.page)
-            try:  # noqa: SIM105 - a context costs as much as all the rest
-                self._kept.move_to_end(prefix)
-            except KeyError:
-                pass  # another thread removed it
-        # Afterwards: a service that died before the counters were read says nothing by them.
+            kept = self._recalled(prefix)
+            if kept is not None:
+                found[prefix] = kept.listing
+                pages.add(kept.page)
         return found if all(page.lives() for page in pages) else dict.fromkeys(prefixes)
+
+    def _recalled(self, prefix: str) -> _Kept | None:
+        """Returns what is remembered if the counters say that nothing changed.
+
+        Ask afterwards whether the service lives: one that died before they were read says nothing by them.
+        """
+        kept = self._kept.get(prefix)
+        if kept is None or not kept.page.same(kept.bucket, kept.version, kept.ground):
+            return None
+        try:  # noqa: SIM105 - a context costs as much as all the rest
+            self._kept.move_to_end(prefix)
+        except KeyError:
+            pass  # another thread removed it
+        return kept
 
     def find(self, rollout: str, name: str) -> Entry | None:
         """Returns a name's entry if the listing of its rollout is remembered and still true."""
