@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastdeploy_routing_plugins.arena.room import MIN_ARENA, choose_size
 from fastdeploy_routing_plugins.cli.output import show_bytes
 from fastdeploy_routing_plugins.doctor.lines import Line
-from fastdeploy_routing_plugins.errors import ArenaRoomError
+from fastdeploy_routing_plugins.errors import ArenaRoomError, ConfigError
 from fastdeploy_routing_plugins.stores.rdma import leftovers as shelves
 from fastdeploy_routing_plugins.writer import leftovers as arenas
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
@@ -24,9 +24,16 @@ _SHELF = 1 << 30  # bytes that a shelf without a capacity has at most
 _CLEAN = "fd-routing clean stores what can be stored, and removes it"
 
 
+def _limits() -> WriterLimits:
+    try:
+        return WriterLimits.load()
+    except ConfigError:  # line `writer` says what is wrong
+        return WriterLimits()
+
+
 def check_memory(case: Case) -> Iterator[Line]:
     """Looks whether an engine's writer, and a producer of the configured store, find room."""
-    limits = WriterLimits.load()
+    limits = _limits()
     for folder in case.folders or (limits.arena_dir,):
         yield _room(folder, limits.arena_bytes, "an engine's arena")
     config = case.rdma
@@ -72,7 +79,7 @@ def _file_system(folder: str) -> str:
 def check_leftovers(case: Case) -> Iterator[Line]:
     """Looks for what dead processes of this user left in shared memory."""
     folders = case.folders or tuple(
-        dict.fromkeys([WriterLimits.load().arena_dir, *([case.rdma.arena_dir] if case.rdma else [])])
+        dict.fromkeys([_limits().arena_dir, *([case.rdma.arena_dir] if case.rdma else [])])
     )
     dead = [each for folder in folders for each in arenas.look(folder)]
     held = [each for folder in folders for each in shelves.look(folder)]

@@ -136,10 +136,13 @@ def test_a_store_that_does_not_exist_is_bad() -> None:
     assert kinds(examined("--store", "nowhere"), "configuration", "probe") == ["bad", "info"]
 
 
-def test_a_writers_option_that_is_wrong_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FD_ROUTING_WRITER_CONFIG", '{"arena_byte": 1}')
+@pytest.mark.parametrize("config", ['{"arena_byte": 1}', "{bad"])
+def test_a_writers_option_that_is_wrong_is_bad_once(monkeypatch: pytest.MonkeyPatch, config: str) -> None:
+    monkeypatch.setenv("FD_ROUTING_WRITER_CONFIG", config)
 
-    assert kinds(examined(), "writer") == ["bad"]
+    found = examined()
+    assert kinds(found, "writer") == ["bad"]
+    assert "bad" not in kinds(found, "memory", "leftovers")
 
 
 # --- FastDeploy ---------------------------------------------------------------------------------------------------
