@@ -129,7 +129,7 @@ class Opened:
         Only of a blocking backend that moves many objects in one go; waking other threads would cost more.
         """
         begun = self._concurrent
-        if not self._bulk or len(asks) < 2:
+        if not self._bulk:
             return {}
         wanted = [pair for pair in enumerate(asks) if begun is None or pair[1] not in begun.prefetched]
         return read_at_once(self.store, wanted, places)
