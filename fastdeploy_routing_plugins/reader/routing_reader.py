@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..errors import RoutingError, UnsupportedError
 from ..keys import as_key
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     Key = str | RoutingKey
     OnMissing = Literal["raise", "mask"]
+
+
+_EACH: Final = "n"  # every token has a row
 
 
 class RoutingReader(ReaderHandle):
@@ -98,23 +101,24 @@ class RoutingReader(ReaderHandle):
             CorruptDataError: Stored bytes are not what was put.
             ConflictError: Parts contradict each other.
         """
-        own = self._own()
-        begun = own.begun
-        special = self.layout, layers, tokens, layer_ids, num_tokens, pad_to, fresh, begun
-        if rows == "n" and special.count(None) == len(special):  # the usual case: a whole rollout, as it is
-            return own.store.get(
-                key, timeout=timeout, choice=choice, min_attempt=min_attempt, verify=verify, view=view
-            )
+        place = as_key(key, choice)
+        special = self.layout, layers, tokens, layer_ids, num_tokens, pad_to, fresh
+        usual = rows is _EACH and type(min_attempt) is int and not min_attempt and all(one is None for one in special)
+        if usual and self._own().begun is None:
+            return self._own().store.get(place, timeout=timeout, verify=verify, view=view)
         counts = None if num_tokens is None else [num_tokens]
         terms = Terms(
             self.schema, self.layout, layers=layers, layer_ids=layer_ids, min_attempt=min_attempt, fresh=fresh,
             verify=verify, view=view, num_tokens=counts, rows=rows, pad_to=pad_to,
         )  # fmt: skip
-        ask = terms.ask(as_key(key, choice), tokens)
+        ask = terms.ask(place, tokens)
+        own = self._own()
+        begun = own.begun
         if begun is not None and ask in begun.prefetched:
             taken = begun.run(lambda _, prefetched: prefetched.take(ask))
             if taken is not None:
                 return ask.checked(taken)
+        Clock(timeout)  # says if it is none, also where nothing has to be waited for
         if own.store.moves_many and (tokens is None or view) and not terms.shared:
             there = own.read_at_once([ask], terms.places(0 if view else 1, "right"))
             if there:

@@ -122,12 +122,15 @@ def _is_sound(header: PartHeader, what: PartName, payload: memoryview) -> bool:
 
 
 def check_chunks(piece: Piece, header: PartHeader, blob: Blob) -> None:
-    """Checks every digest of a whole part, also where ``check_piece`` needed only that of all of it.
+    """Checks every digest of a whole part; ``check_piece`` is content with that of all of it, or with the others.
 
     Raises:
-        CorruptDataError: the bytes are not what was put.
+        CorruptDataError: the bytes are not what was put, or a digest is not theirs.
     """
-    _verify(piece, header, [memoryview(blob.payload[0]).cast("B")])
+    payload = memoryview(blob.payload[0]).cast("B")
+    _verify(piece, header, [payload])
+    if header.whole is not msgspec.UNSET and header.whole != digest_whole(payload):
+        raise CorruptDataError("the digest of all bytes does not match, those of the layers do", name=piece.name)
 
 
 def _verify(piece: Piece, header: PartHeader, views: list[memoryview]) -> None:

@@ -117,8 +117,11 @@ def test_what_was_changed_is_found_by_the_digest_of_everything() -> None:
 
 def test_a_wrong_digest_of_everything_does_not_condemn_what_the_chunks_prove() -> None:
     header, array = with_whole()
-    wrong = envelope.encode_header(msgspec.structs.replace(header, whole="0" * 16))
-    assert np.array_equal(decode_piece(whole_piece(header), Blob(wrong, (array.tobytes(),)), verify=True)[1], array)
+    wrong = msgspec.structs.replace(header, whole="0" * 16)
+    blob = Blob(envelope.encode_header(wrong), (array.tobytes(),))
+    assert np.array_equal(decode_piece(whole_piece(header), blob, verify=True)[1], array)
+    with pytest.raises(CorruptDataError, match="those of the layers do"):
+        check_chunks(whole_piece(header), wrong, blob)
 
 
 def test_every_chunk_can_be_checked_beside_the_digest_of_everything() -> None:

@@ -29,21 +29,21 @@ from fastdeploy_routing_plugins.reader import bulk
 from fastdeploy_routing_plugins.spec import Capability
 
 from ..store.memory import FULL, AsyncMemory, BlockingMemory
-from .places import NAMES, SCHEMA, Place, config, memory, place, routing
+from .places import NAMES, RDMA, SCHEMA, Place, config, memory, place, routing
 
 IDS = [f"s:{number}:0:0" for number in range(6)]
 LENGTHS = [7, 10, 1, 12, 5, 9]
 ARRAYS = {key: routing(length, seed) for seed, (key, length) in enumerate(zip(IDS, LENGTHS, strict=True))}
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+@pytest.fixture(scope="module", params=[*NAMES, *RDMA])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A store of each kind that holds ``ARRAYS``."""
     found = place(request.param, tmp_path_factory.mktemp("reader"))
     with found.store() as store:
         for key, array in ARRAYS.items():
             store.put(key, array)
-    return found
+        yield found  # what `rdma` holds goes with who put it
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,9 @@ def test_one_length_that_does_not_fit_spoils_the_batch(reader: RoutingReader) ->
         ({"rows": "n+1"}, e.InvalidRecordError),
         ({"rows": "n-1"}, e.InvalidRecordError),
         ({"fresh": 3}, e.InvalidRecordError),
+        ({"layers": np.array([0, 3])}, e.InvalidKeyError),
+        ({"num_tokens": np.array([7, 7])}, e.InvalidRecordError),
+        ({"rows": np.array(["n"])}, e.InvalidRecordError),
         ({"timeout": -1}, e.InvalidKeyError),
     ],
 )
@@ -767,10 +770,18 @@ def test_release_tells_a_store_that_lends_memory(monkeypatch: pytest.MonkeyPatch
     assert Lending.released == [name for name in sorted(place.shelf) if "/b/" not in name]
 
 
-def test_release_deletes_nothing(stored: Place) -> None:
-    with stored.reader() as reader:
+def test_release_deletes_nothing_where_the_store_lends_nothing(empty: Place) -> None:
+    with empty.store() as store, empty.reader() as reader:
+        for key, array in ARRAYS.items():
+            store.put(key, array)
         reader.release(IDS)
         assert same(reader.get_batch(IDS), IDS)
+
+
+@pytest.mark.parametrize("how", [{"layers": (1, 3)}, {"layer_ids": [5, 6]}, {"tokens": (0, 1), "view": True}])
+def test_a_timeout_that_is_none_is_refused_even_if_all_is_there(reader: RoutingReader, how: dict[str, Any]) -> None:
+    with pytest.raises(e.InvalidKeyError, match="timeout"):
+        reader.get(IDS[0], timeout=-1, **how)
 
 
 def test_release_of_what_nobody_read_is_harmless(reader: RoutingReader) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
+import gc
 import os
+import random
+import signal
 import threading
 import time
+import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,8 +22,11 @@ class OwnError(Exception):
     pass
 
 
-def helpers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "fd-routing-copy"]
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = _thread._count()
+    yield
+    assert _thread._count() == before
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 50, 1000])
@@ -25,7 +34,6 @@ def test_every_task_is_done_once(count: int) -> None:
     done: Counter[int] = Counter()
     sharing.share(range(count), lambda task: done.update([task]))
     assert done == Counter(range(count))
-    assert not helpers()
 
 
 def test_two_threads_do_it() -> None:
@@ -46,7 +54,6 @@ def test_an_error_in_either_thread_is_raised_and_ends_the_other(who: str) -> Non
     with pytest.raises(OwnError, match=who):
         sharing.share(range(2000), work)
     assert len(done) < 200
-    assert not helpers()
 
 
 def test_an_interrupt_ends_both() -> None:
@@ -59,17 +66,83 @@ def test_an_interrupt_ends_both() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         sharing.share(range(2000), work)
-    assert not helpers()
+
+
+def test_the_callers_own_error_comes_first() -> None:
+    mine, both = threading.get_ident(), threading.Barrier(2, timeout=10)
+
+    def work(task: int) -> None:
+        both.wait()
+        if threading.get_ident() == mine:
+            time.sleep(0.05)  # the other one has failed long before
+            raise KeyboardInterrupt
+        raise OwnError
+
+    with pytest.raises(KeyboardInterrupt):
+        sharing.share(range(2), work)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.0002])
+def test_interrupts_at_any_moment_leave_no_thread_and_are_raised(pause: float) -> None:
+    """As long as they come one by one; the last one is what is raised of several in one call."""
+    chosen, at_work = random.Random(1), 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def work(task: int) -> None:
+        nonlocal at_work
+        at_work += 1
+        time.sleep(pause)
+        at_work -= 1
+
+    interrupted = 0
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(600):
+            at_work = 0
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, 8e-4))
+                sharing.share(range(6), work)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    end = time.monotonic() + 5
+    while _thread._count() > 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert interrupted > 50
 
 
 def test_without_threads_the_caller_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: threading.Thread) -> None:
+    def refuse(*_: object) -> int:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(sharing, "start_new_thread", refuse)
     done: list[int] = []
     sharing.share(range(30), done.append)
     assert done == list(range(30))
+
+
+def test_a_thread_that_comes_too_late_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[Callable[[], object]] = []
+
+    def start(run: Callable[..., object], args: tuple[object, ...]) -> None:
+        late.append(lambda: run(*args))
+        raise RuntimeError("as if an interrupt had come before the start was noted")
+
+    monkeypatch.setattr(sharing, "start_new_thread", start)
+    done: list[int] = []
+    with pytest.raises(OwnError):
+        sharing.share(range(30), lambda task: done.append(task) if task < 3 else fail())
+    late[0]()
+    assert done == [0, 1, 2]
+
+
+def fail() -> None:
+    raise OwnError
 
 
 def test_one_processor_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,22 +157,16 @@ def test_little_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_error_keeps_what_was_worked_on() -> None:
-    import gc
-    import weakref
-
     class Thing:
         pass
 
     thing = Thing()
     known = weakref.ref(thing)
 
-    def fail(task: Thing) -> None:
-        raise OwnError
-
     gc.disable()
     try:
         with pytest.raises(OwnError):
-            sharing.share([thing], fail)
+            sharing.share([thing], lambda task: fail())
         del thing
         assert known() is None
     finally:
