@@ -16,6 +16,7 @@ from fastdeploy_routing_plugins.discovery import scan
 from fastdeploy_routing_plugins.errors import ConfigError, StoreDisabledError
 from fastdeploy_routing_plugins.resolver import Step, check
 from fastdeploy_routing_plugins.resolving.lookup import ALLOWED_VARIABLE
+from fastdeploy_routing_plugins.resolving.options import HIDDEN
 from fastdeploy_routing_plugins.resolving.sources import CONFIG_VARIABLE, read, request_for, split_name
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def command(out: Output, name: str | None, config: str | None, fastdeploy: str |
             out.line(f"problem: {problem}")
         if name is not None and not failed:
             given = [] if config is None else ["--config", config]
+            if given and not given[1].startswith("@") and any(HIDDEN in step.detail for step in results[name]):
+                given[1] = "..."  # it has a secret
             line = shlex.join(["fd-routing", "try", "--store", name, *given])
             out.note(f"next: {line} makes a round trip")
     allowed = os.environ.get(ALLOWED_VARIABLE)

@@ -58,7 +58,7 @@ _MAX_SECRET = 4096  # bytes
     default=_LIMITS.settle,
     show_default=True,
     metavar="SECONDS",
-    help="Time after a restart that producers have to say what they hold, before readers are told it is not there.",
+    help="Time after the start that producers have to say what they hold, before anybody is told it is not there.",
 )
 @click.option(
     "--tombstones",
@@ -126,6 +126,7 @@ def command(
         suspect=suspect,
         lease=lease,
         settle=settle,
+        strict=True,  # it may have had a predecessor anywhere
         tombstones=tombstones,
         names=max_names,
         owners=max_producers,

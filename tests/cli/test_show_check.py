@@ -209,6 +209,14 @@ def test_the_next_step_has_the_configuration_that_was_checked(tmp_path: Path, sa
     assert ended.stderr == f"next: fd-routing try --store local --config '{said}' makes a round trip\n"
 
 
+def test_no_secret_is_shown_by_a_check() -> None:
+    ended = run("check", "rdma", "--config", '{"secret": "s3cr3t"}')
+
+    assert ended.returncode == 0
+    assert "s3cr3t" not in ended.stdout + ended.stderr
+    assert "next: fd-routing try --store rdma --config ..." in ended.stderr
+
+
 NOTHING_OPENED = "  nothing was opened: `fd-routing try` does that"
 
 

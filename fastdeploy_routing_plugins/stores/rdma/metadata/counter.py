@@ -77,6 +77,7 @@ class Counter:
         self._early_bytes = 0  # of questions that wait; none of them goes before the service has settled
         self._started = time.monotonic()
         self._settling = True
+        self._doubtful = page.inherited or limits.strict
         self._refused: Count[str] = Count()
         self._asked: Count[str] = Count()
         self._rate = (self._started, 0, 0.0)
@@ -157,7 +158,7 @@ class Counter:
             self._post.put(identity, session.memory.answer)
             return
         asked = Asked(identity, session, number, now + min(patience / 1000, _PATIENCE))
-        if self._settling and (flags & _PATIENT or self._page.inherited) and self._early(body):
+        if self._settling and (flags & _PATIENT or self._doubtful) and self._early(body):
             self._park(asked, body, len(raw))
             return
         self._work(asked, body, now)
@@ -256,7 +257,7 @@ class Counter:
             return False
         if age >= self._limits.lease:
             return True
-        if desk.living < self._page.expected and age < _LONGEST * self._limits.settle:
+        if desk.back < self._page.expected and age < _LONGEST * self._limits.settle:
             return False
         return all(owner.listed or owner.dead for owner in desk.index.owners.values())
 

@@ -14,7 +14,8 @@ class Limits:
         lease: Time without a sign after which it is lost.
         settle: Time after the start in which clients of an earlier start are kept waiting instead of being told that
             something is not there: producers look for the service every 0.2 s at least. Up to three times as long if
-            not as many came back as the service's killed predecessor had.
+            not as many came back as the service's predecessor had.
+        strict: Whether everybody is kept waiting then, not only where a predecessor is known to have left producers.
         tombstones: Bytes for the memory of what is gone.
         names: How many names there may be.
         owners: How many owners.
@@ -29,6 +30,7 @@ class Limits:
     suspect: float = 2.0
     lease: float = 10.0
     settle: float = 1.0
+    strict: bool = False
     tombstones: int = 64 << 20
     names: int = 10_000_000
     owners: int = 10_000

@@ -3,7 +3,7 @@
 The service increments a counter after it applied a change and before it answers anybody, so a client whose counters
 are as they were when it was told something knows that it still is so. The file, all words u64 in the host's order::
 
-    0 magic   1 key   2 buckets   3 ground   4 beat   5 producers   6 settled   7 unused
+    0 magic   1 key   2 buckets   3 ground   4 beat   5 producers   6 settled   7 ended
     8.. buckets   then as many crowds
 
 *Key* is random for each start of a service and stands in its welcome. *Ground* counts what concerns every name: a new
@@ -11,7 +11,8 @@ service at the same address, and changes of an owner's state. *Beat* is when the
 ``CLOCK_MONOTONIC``: without one for ``FRESH`` seconds, the service is gone, and nothing is known. A bucket counts the
 changes of the rollouts whose prefix has the bucket's hash; a crowd, how many names there are of these. Once the
 service has *settled*, and knows what producers hold, a rollout in an empty crowd has no name. *Producers* is for a
-successor: how many it has to expect.
+successor: how many it has to expect. A service that was stopped leaves its page to it if there are any, and says when
+it *ended*, in the same nanoseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import xxhash
 MAGIC: Final = int.from_bytes(b"FDPAGE2\n", "little")
 BUCKETS: Final = 16_384
 FRESH: Final = 2.0  # s
-_KEY, _BUCKETS, _GROUND, _BEAT, _PRODUCERS, _SETTLED, _FIRST = 1, 2, 3, 4, 5, 6, 8
+_KEY, _BUCKETS, _GROUND, _BEAT, _PRODUCERS, _SETTLED, _ENDED, _FIRST = 1, 2, 3, 4, 5, 6, 7, 8
 _CROWDS: Final = _FIRST + BUCKETS
 _NBYTES: Final = 8 * (_CROWDS + BUCKETS)
 _FOLDER: Final = "/dev/shm"  # noqa: S108 - a tmpfs is needed
@@ -63,7 +64,7 @@ class Page:
     Attributes:
         path: Its file; empty if there is none, and only this process sees it.
         key: See above.
-        inherited: Whether a service had it that was killed a moment ago.
+        inherited: Whether a service had it that ended a moment ago, and left producers behind.
         expected: How many producers that one had.
     """
 
@@ -74,8 +75,9 @@ class Page:
         self._words = memoryview(memory).cast("Q")
         words = self._words
         was_ours = words[0] == MAGIC and words[_BUCKETS] == BUCKETS
-        age = (time.monotonic_ns() - words[_BEAT]) / 1e9
+        age = (time.monotonic_ns() - max(words[_BEAT], words[_ENDED])) / 1e9
         self.inherited = was_ours and 0 <= age < _LEFT
+        words[_ENDED] = 0
         self.expected = words[_PRODUCERS] if self.inherited else 0
         # Whoever still looks at a predecessor's numbers must see that they are void, before anything is answered.
         before = words[_GROUND] if was_ours else int.from_bytes(os.urandom(6), "little")
@@ -121,11 +123,15 @@ class Page:
         """Says that the service knows what producers hold."""
         self._words[_SETTLED] = 1
 
-    def close(self) -> None:
-        """Ends it for everybody and removes the file."""
+    def close(self, producers: int = 0) -> None:
+        """Ends it for everybody, and removes the file unless a successor has to expect producers."""
         if self.path:
             self.shake()
             self._words[_BEAT] = 0
+            self.expect(producers)
+            if producers:
+                self._words[_ENDED] = time.monotonic_ns()
+        if self.path and not producers:
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.lstat(self.path), os.fstat(self.lock)):
                     os.unlink(self.path)
@@ -206,12 +212,12 @@ def tidy(besides: str = "") -> None:
 
 
 def _silent_for(fd: int) -> float:
-    """Returns the seconds since a page's service last looked; 0 if that cannot be told."""
+    """Returns the seconds since a page's service last looked, or ended; 0 if that cannot be told."""
     raw = os.pread(fd, 8 * _FIRST, 0)
     if len(raw) != 8 * _FIRST or int.from_bytes(raw[:8], sys.byteorder) != MAGIC:
         return 0.0
-    beat = int.from_bytes(raw[8 * _BEAT : 8 * _BEAT + 8], sys.byteorder)
-    return (time.monotonic_ns() - beat) / 1e9
+    last = max(int.from_bytes(raw[8 * at : 8 * at + 8], sys.byteorder) for at in (_BEAT, _ENDED))
+    return (time.monotonic_ns() - last) / 1e9
 
 
 def _private(path: str, why: str) -> Page:

@@ -44,6 +44,12 @@ class Registry:
         self.turned: list[Owner] = []  # owners that died, or came back
         self.changes: list[tuple[str, Owner | None, bytes]] | None = None  # for followers, if there are any
 
+    @property
+    def back(self) -> int:
+        """How many producers are here that a predecessor may have known; of this process, those that hold anything."""
+        here, owners = os.getpid(), self.index.owners.values()
+        return sum(not each.dead and (each.info.pid != here or bool(each.places)) for each in owners)
+
     def _counted(self, name: str, more: int) -> None:
         self.page.crowd(bucket_of(rollout_of(name)), more)
 

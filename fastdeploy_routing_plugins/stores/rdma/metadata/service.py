@@ -121,7 +121,7 @@ class Service:
 
     def close(self) -> None:
         """Frees everything; for a service that does not run."""
-        self._page.close()
+        self._page.close(self._desk.living)
         self._stream.close()
         self._counter.close()
         if self._unix is not None:

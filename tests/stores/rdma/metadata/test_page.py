@@ -94,6 +94,28 @@ def test_a_closed_page_voids_what_was_told_and_is_removed(place: str) -> None:
     assert not os.path.exists(page_path(place))
 
 
+def test_a_service_that_leaves_producers_leaves_its_page_to_a_successor(place: str) -> None:
+    page = make_page(place)
+    view = look_at(page.path, page.key)
+    version, ground = page.version(BUCKET), page.ground
+    page.close(3)
+    assert view is not None
+    assert not view.holds(BUCKET, version, ground)
+    pages.tidy()  # as another service does
+    second = make_page(place)
+    assert (second.inherited, second.expected) == (True, 3)
+    second.close()
+    assert not os.path.exists(page_path(place))
+
+
+def test_a_page_that_was_left_long_ago_is_tidied_away(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_page(place).close(3)
+    now = pages.time.monotonic_ns()
+    monkeypatch.setattr(pages.time, "monotonic_ns", lambda: now + int((pages._LEFT + 1) * 1e9))
+    pages.tidy()
+    assert not os.path.exists(page_path(place))
+
+
 def test_nothing_is_vacant_before_the_service_has_settled(page: Page) -> None:
     view = look_at(page.path, page.key)
     assert view is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,6 +97,49 @@ def test_another_serves_when_the_first_closes() -> None:
             process.stdin.close()
             process.wait()
             assert client.status()["pid"] == os.getpid()
+
+
+@contextmanager
+def left_behind(count: int) -> Iterator[str]:
+    """A producer of some names whose service was closed a moment ago."""
+    with child("client", "-") as first:
+        says(first)
+        with child("producer", "-", str(count)) as second:
+            owner = says(second)
+            assert first.stdin is not None
+            first.stdin.close()
+            first.wait()
+            yield owner
+
+
+NAMES = [name(f"x=3a{index}") for index in range(20)]
+
+
+def test_who_comes_after_the_one_that_served_closed_finds_everything() -> None:
+    with left_behind(20) as owner, client_of(None) as client:
+        assert client.listing(["ns/"])[0].names == sorted(NAMES)
+        assert client.lookup(NAMES) == [Entry(each, owner, b"place") for each in NAMES]
+
+
+def test_who_comes_after_the_one_that_served_closed_deletes_what_there_is() -> None:
+    with left_behind(20), client_of(None) as client:
+        assert client.delete(NAMES[:3], "deleted") == 3
+        assert client.delete_prefix("ns/") == 17
+
+
+def test_who_comes_after_the_one_that_served_closed_overwrites_nothing() -> None:
+    with left_behind(20) as owner, client_of(None) as client, producing(client) as producer:
+        assert producer.put(NAMES[0]).owner == owner
+
+
+def test_nobody_is_waited_for_where_nobody_was_left(runtime: Path) -> None:
+    with child("client", "-") as first, child("producer", "-", "1") as second:
+        says(first), says(second)
+        for process in (second, first):
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+    assert not os.path.exists(page_path(f"{runtime}/fd-routing/{os.geteuid()}/ns.json"))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
