@@ -123,15 +123,17 @@ class StoreChoice:
 
         Args:
             out: Where it is said that another namespace was configured.
-            existing: Whether ``--dir`` must exist; a mistyped folder would be created, and be empty, otherwise.
+            existing: Whether the folder of a store ``local`` must exist; otherwise it would be made, and be empty.
 
         Raises:
             RoutingError: the store cannot be chosen or opened.
             UsageProblem: there is no such folder.
         """
-        if existing and self.directory is not None and not os.path.isdir(os.path.expanduser(self.directory)):
-            raise UsageProblem(f"there is no folder {self.directory!r}", "--dir takes the store_dir of the engine")
         resolved = self.resolve()
+        if existing and resolved.name == "local":
+            folder = resolved.config.store_dir
+            if not os.path.isdir(os.path.expanduser(folder)):
+                raise UsageProblem(f"there is no folder {folder!r}", "--dir takes the store_dir of the engine")
         if overruled := self.overruled(resolved):
             out.note(f"note: --namespace {self.namespace} instead of {' and '.join(overruled)}")
         try:

@@ -30,6 +30,7 @@ from fastdeploy_routing_plugins.resolving.sources import (
     STORE_KEY,
     split_name,
 )
+from fastdeploy_routing_plugins.spec import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,10 @@ def command(
                 ends.callback(shutil.rmtree, folder, ignore_errors=True)
             choose = replace(choose, directory=folder)
         store = replace(choose, namespace=f"fd-routing-demo-{uuid.uuid4().hex[:12]}").resolve()
+        if lacks := (Capability.READ | Capability.LIST) & ~store.spec.capabilities:
+            raise UsageProblem(
+                f"a trainer cannot read from store {store.name!r}: it lacks {lacks.name}", "choose another"
+            )
         store = ends.enter_context(prepared(store, transport, keep=keep))
         opened = None
         if not keep:

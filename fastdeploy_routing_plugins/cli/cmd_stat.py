@@ -10,7 +10,7 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, other_choices, store_options
 from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options
-from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id, show_numbers
+from fastdeploy_routing_plugins.cli.output import Output, counted, show_bytes, show_id, show_numbers
 from fastdeploy_routing_plugins.cli.plotting import plot_option, short_id
 from fastdeploy_routing_plugins.errors import AbortedError, CorruptDataError, StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
@@ -137,7 +137,10 @@ def _print(out: Output, doc: dict[str, Any]) -> None:
         ("id", show_id(doc["id"], doc["choice"])),
         ("state", doc["state"] + (f": {doc['aborted_because']}" if doc["aborted_because"] else "")),
         ("shape", f"{doc['total_layers']} layers, {tokens} tokens" + (f", top-{doc['top_k']}" if experts else "")),
-        ("stored", f"{doc['parts']} parts, {show_bytes(doc['bytes'])}" + (f", {doc['dtype']}" if experts else "")),
+        (
+            "stored",
+            f"{counted(doc['parts'], 'part')}, {show_bytes(doc['bytes'])}" + (f", {doc['dtype']}" if experts else ""),
+        ),
         ("attempt", f"{doc['attempt']}" + (f" (stored: {doc['attempts']})" if len(doc["attempts"]) > 1 else "")),
         ("digests", doc["digests"]),
     ]

@@ -216,10 +216,19 @@ def test_namespaces_are_kept_apart(filled: SyncStore, here: list[str]) -> None:
     assert invoke_json("ls", *here, "--namespace", "other") == {"namespace": "other", "rollouts": []}
 
 
-def test_a_mistyped_folder_is_an_error_and_not_created(tmp_path: Path) -> None:
-    result = invoke("ls", "--dir", str(tmp_path / "typo"))
+@pytest.mark.parametrize("how", [["--dir", "typo"], ["--store", "local", "--config", '{"store_dir": "typo"}']])
+def test_a_mistyped_folder_is_an_error_and_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
 
-    assert (result.exit_code, (tmp_path / "typo").exists()) == (2, False)
+    assert (invoke("ls", *how).exit_code, list(tmp_path.iterdir())) == (2, [])
+
+
+def test_looking_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert (invoke("ls", "--store", "local").exit_code, list(tmp_path.iterdir())) == (2, [])
 
 
 def test_a_store_that_cannot_be_read_says_so() -> None:

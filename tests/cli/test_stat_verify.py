@@ -78,7 +78,7 @@ def test_stat_spreads_the_load_over_a_bar(filled: SyncStore, here: list[str]) ->
         ("id", "x:1"),
         ("state", "complete"),
         ("shape", "6 layers, 20 tokens, top-4"),
-        ("stored", "1 parts, 480 B, uint8"),
+        ("stored", "1 part, 480 B, uint8"),
         ("experts", "64 in each of the model's layers 1-6"),
     ],
 )

@@ -270,3 +270,13 @@ def arenas_of(pids: list[int]) -> list[str]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
             found += [word for word in file.read().split("\0") if word.endswith(".arena")]
     return found
+
+
+def test_a_demo_of_a_store_that_cannot_be_read_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("processes were started")
+
+    monkeypatch.setattr("fastdeploy_routing_plugins.cli.cmd_demo.run_demo", never)
+    result = invoke("demo", "--store", "noop")
+
+    assert (result.exit_code, "READ|LIST" in result.stderr) == (2, True)
