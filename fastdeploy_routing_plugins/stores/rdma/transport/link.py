@@ -1,7 +1,6 @@
 """One connection of a reader to a producer's TCP server; ``frames`` says what is spoken.
 
-Replies are received straight into recycled memory. The kernel is told how much is still missing (``SO_RCVLOWAT``), so
-that it wakes this side when that much is there, or a megabyte of it, not for every segment.
+Replies are received straight into recycled memory, see ``stream``.
 
 Nothing on a connection tells a producer that is frozen from one that is slow, so while nothing comes the reader asks
 elsewhere, see ``silent``.

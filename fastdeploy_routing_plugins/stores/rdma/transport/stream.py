@@ -1,7 +1,7 @@
 """A TCP connection, from the side of who receives much: every wait has a deadline, and wake-ups are few.
 
-The kernel is told how much is still missing (``SO_RCVLOWAT``), so that it wakes this side when that much is there, or
-a megabyte of it, not for every segment; it widens the window accordingly.
+The kernel is told (``SO_RCVLOWAT``) to wake this side when an eighth of what is still missing is there, or a megabyte
+of it, not for every segment; it widens the window accordingly.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WAKE: Final = 1 << 20  # bytes
+_SHARES: Final = 8  # of what is missing; one of them is waited for
 FEW: Final = 256 << 10  # bytes that are not worth telling the kernel
 _VECTORS: Final = 512  # pieces of memory of one call; Linux takes 1,024
 _SILENCE: Final = 0.25  # s without that much, after which it is asked whether the producer lives, again and again
@@ -129,8 +130,8 @@ class Stream:
     def _expect(self, nbytes: int) -> None:
         """Tells the kernel when to wake this side."""
         wake = 1
-        if nbytes >= FEW:  # of what is little, one half is copied while the other one comes
-            wake = _WAKE if nbytes >= 2 * _WAKE else nbytes // 2
+        if nbytes >= FEW:  # what has come is copied while the rest comes
+            wake = min(_WAKE, nbytes // _SHARES)
         if wake != self._wake:
             self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake)
             self._wake = wake
