@@ -7,14 +7,16 @@ import os
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fastdeploy_routing_plugins.errors import RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.metadata.client import Entry
+from fastdeploy_routing_plugins.stores.rdma.metadata.page import make_page
 
-from .helpers import Served, client_of, name, prefix, producing, served, serving, until
+from .helpers import Producer, Served, client_of, free_address, name, prefix, producing, served, serving, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,3 +161,33 @@ def test_what_was_put_while_the_service_was_away_is_there_afterwards() -> None:
         thread.join()
         assert outcome == [None]
         assert client.lookup([name()]) == [Entry(name(), producer.owner, b"place")]
+
+
+def test_everybody_waits_until_a_strict_service_has_settled() -> None:
+    with contextlib.ExitStack() as stack:
+        service = stack.enter_context(serving(settle=0.6, strict=True))
+        client, other = (stack.enter_context(client_of(service.address)) for _ in range(2))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        asked = pool.submit(other.listing, [prefix()])
+        deleted = pool.submit(client.delete, [name("never")], "deleted")
+        producer = Producer(client)
+        producer.held = {name(): b"place"}
+        producer.link.start()
+        stack.callback(producer.link.stop)
+        assert asked.result()[0].names == [name()]
+        assert deleted.result() == 0
+        assert not client.status()["settling"]
+
+
+def test_a_producer_of_the_successors_own_process_is_not_waited_for() -> None:
+    address = free_address()
+    page = make_page(f"{address.host}:{address.coord}")
+    page.expect(1)
+    page.forget()  # as a killed service does
+    with serving(address, settle=1.0) as service, client_of(service.address) as client:
+        producer = Producer(client)
+        producer.held = {name(): b"place"}
+        producer.link.start()
+        until(lambda: not client.status()["settling"])
+        assert client.status()["uptime"] < 2.5  # not three times as long
+        producer.link.stop()
