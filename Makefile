@@ -82,7 +82,9 @@ lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
+# The tests start thousands of processes; without bytecode at hand each of them compiles everything, if it may not write.
 unit: setup
+	@$(PY) -m compileall -q fastdeploy_routing_plugins tests
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term $(ARGS)
 
 wheel: setup
