@@ -28,7 +28,8 @@ from .schema import RoutingSchema
 FORMAT: Final = (1, 1)
 MAX_HEADER: Final = 64 << 20
 _MAGIC = b"FDROUTING/"
-_LINES = _MAGIC + b"1.0 ", _MAGIC + b"1.1 "  # how the lines of each minor version begin, all of one length
+# How the lines of each minor version begin; all are of one length.
+_LINES = tuple(b"%s%d.%d " % (_MAGIC, FORMAT[0], minor) for minor in range(FORMAT[1] + 1))
 _AT = len(_LINES[0])
 _BODY = _AT + DIGEST_DIGITS + 1  # where they have their JSON
 

@@ -128,14 +128,17 @@ class Page:
         if self.path:
             self.shake()
             self._words[_BEAT] = 0
-            self.expect(producers)
             if producers:
+                self.expect(producers)
                 self._words[_ENDED] = time.monotonic_ns()
-        if self.path and not producers:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.lstat(self.path), os.fstat(self.lock)):
-                    os.unlink(self.path)
+            else:
+                self._remove()
         self.forget()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(self.path), os.fstat(self.lock)):
+                os.unlink(self.path)
 
     def forget(self) -> None:
         """Unmaps it and gives the lock back, and leaves the file as it is: for a forked child."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import gc
 import os
-import random
-import signal
 import threading
 import time
 import weakref
@@ -16,6 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fastdeploy_routing_plugins.stores.rdma.transport import sharing
+
+from ....interrupts import interrupted
 
 
 class OwnError(Exception):
@@ -83,37 +83,20 @@ def test_the_callers_own_error_comes_first() -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.0002])
-def test_interrupts_at_any_moment_leave_no_thread_and_are_raised(pause: float) -> None:
-    """As long as they come one by one; the last one is what is raised of several in one call."""
-    chosen, at_work = random.Random(1), 0
+@pytest.mark.parametrize("after", [0.00002, 0.0001, 0.0002, 0.0004, 0.0008])
+def test_interrupts_at_any_moment_leave_no_thread_and_are_raised(pause: float, after: float) -> None:
+    calls = 0
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        sharing.share(range(40 if pause else 20_000), lambda task: time.sleep(pause))
 
-    def work(task: int) -> None:
-        nonlocal at_work
-        at_work += 1
-        time.sleep(pause)
-        at_work -= 1
-
-    interrupted = 0
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(600):
-            at_work = 0
-            try:
-                signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, 8e-4))
-                sharing.share(range(6), work)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    assert interrupted(call, after, 0.2) > 20
+    assert calls > 20
     end = time.monotonic() + 5
-    while _thread._count() > 1 and time.monotonic() < end:
+    while _thread._count() > 1 and time.monotonic() < end:  # one that was started when the interrupt came does nothing
         time.sleep(0.01)
-    assert interrupted > 50
 
 
 def test_without_threads_the_caller_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
