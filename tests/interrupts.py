@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Interrupted(Exception):
     """What a signal's handler raises."""
+
+
+@contextlib.contextmanager
+def alarms() -> Iterator[None]:
+    """SIGALRM raises :class:`Interrupted` in here.
+
+    Nothing is collected meanwhile: what is raised in the middle of a collection (hypothesis measures each of them) is
+    not raised in the test, but reported as an error that nobody could catch.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    collects, before = gc.isenabled(), signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()
+    try:
+        yield
+    finally:
+        stop_alarm()
+        signal.signal(signal.SIGALRM, before)
+        if collects:
+            gc.enable()
+
+
+def stop_alarm() -> None:
+    """No alarm comes any more, not even one that was on its way."""
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
+        except Interrupted:
+            continue
 
 
 def interrupted(call: Callable[[], object], after: float, seconds: float = 1.0) -> int:
@@ -20,13 +54,8 @@ def interrupted(call: Callable[[], object], after: float, seconds: float = 1.0) 
         after: Seconds from the beginning of a call to its interrupt.
         seconds: For how long.
     """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
     reached, end = 0, time.monotonic() + seconds
-    try:
+    with alarms():
         while time.monotonic() < end:
             try:
                 signal.setitimer(signal.ITIMER_REAL, after)
@@ -34,7 +63,4 @@ def interrupted(call: Callable[[], object], after: float, seconds: float = 1.0) 
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
                 reached += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     return reached

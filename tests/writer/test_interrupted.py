@@ -5,37 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-
-import pytest
 
 from fastdeploy_routing_plugins import WriteFailure
 from fastdeploy_routing_plugins.errors import InvalidRecordError, UnsupportedError
 
+from ..interrupts import Interrupted, alarms, stop_alarm
 from .helpers import Place, codes, routing, same
 
 
-class Interrupted(Exception):
-    pass
-
-
-@pytest.fixture
-def alarms() -> Iterator[None]:
-    """Raises in the main thread every few milliseconds."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_an_interrupted_submit_changes_no_other_rollout(place: Place, alarms: None) -> None:
-    with place.writer(limits={"arena_bytes": 32 << 20}) as writer:
+def test_an_interrupted_submit_changes_no_other_rollout(place: Place) -> None:
+    with place.writer(limits={"arena_bytes": 32 << 20}) as writer, alarms():
         interrupted = 0
         for number in range(150):
             part = routing(seed=number)
@@ -45,12 +24,7 @@ def test_an_interrupted_submit_changes_no_other_rollout(place: Place, alarms: No
             except Interrupted:
                 interrupted += 1
             finally:
-                while True:
-                    try:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                        break
-                    except Interrupted:
-                        continue
+                stop_alarm()
         assert (writer.flush(60).failed, interrupted > 0) == (0, True)
     with place.read() as store:
         found = [status.key.rollout_id for status in store.list()]

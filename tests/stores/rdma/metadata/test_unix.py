@@ -24,6 +24,7 @@ from fastdeploy_routing_plugins.stores.rdma.metadata.lines import UnixLine
 from fastdeploy_routing_plugins.stores.rdma.metadata.naming import digest
 from fastdeploy_routing_plugins.stores.rdma.metadata.unix_server import SIZE
 
+from ....interrupts import Interrupted, alarms, stop_alarm
 from . import samples
 from .helpers import client_of, name, producing, says, served, serving, until
 from .test_hostile import MUTATIONS, mutant
@@ -252,30 +253,19 @@ def test_a_client_does_not_speak_to_another_user() -> None:
 
 
 def test_a_question_broken_off_by_a_signal_does_not_disturb_the_next(service: Service) -> None:
-    class AlarmError(Exception):
-        pass
-
-    def ring(*_: object) -> None:
-        raise AlarmError
-
     wanted = [name(f"x=3a{index}") for index in range(300)]
     with client_of(service.address, timeout=5) as client, producing(client) as producer:
         client.publish(producer.owner, [(each, bytes(40)) for each in wanted])
         client.connection().page = None  # as on another host: every listing is asked for
-        before = signal.signal(signal.SIGALRM, ring)
         chance = random.Random(3)
-        try:
+        with alarms():
             for _ in range(300):
-                with contextlib.suppress(AlarmError):
+                with contextlib.suppress(Interrupted):
                     signal.setitimer(signal.ITIMER_REAL, 0.0002 + chance.random() / 500)
                     for _ in range(20):
                         client.listing(["ns/"])
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                stop_alarm()
                 assert len(client.listing(["ns/"])[0].names) >= 300
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
 
 
 def test_a_service_without_descriptors_rests_and_goes_on(tmp_path: Path) -> None:
