@@ -51,15 +51,17 @@ class Call:
         failed: Whether one of them failed.
         given_up: Whether nobody waits for it any more.
         launched: Whether the engine has seen any of them.
+        nbytes: How much is read.
         left: How many have not ended.
         flying: Those under way.
     """
 
-    __slots__ = ("_bell", "failed", "flying", "given_up", "launched", "left", "over", "segment", "transfers")
+    __slots__ = ("_bell", "failed", "flying", "given_up", "launched", "left", "nbytes", "over", "segment", "transfers")
 
     def __init__(self, segment: str, transfers: Sequence[Transfer]) -> None:
         self.segment = segment
         self.transfers = transfers
+        self.nbytes = sum([each.nbytes for each in transfers])
         self.left = len(transfers)
         self.flying: deque[Transfer] = deque()
         self.over = False

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 
-SPIN: Final = 150e-6  # s for which is looked without sleeping after something happened
+_SPIN: Final = 150e-6  # s for which is looked without sleeping after something happened
+_COPIED: Final = 256 << 10  # bytes; over TCP, the engine has work with more, for which it needs the processor
 PAUSE: Final = 40e-6  # s between looks after that
 _LATE: Final = 1 / 16  # of the time that a transfer has taken; looking more often costs more than it brings
 _LONG_PAUSE: Final = 400e-6  # s; the longest
@@ -161,6 +162,7 @@ class Engine:
     def _do(self, call: Call, until: float) -> None:
         """Does everybody's work until a call is over, or a time has come."""
         busy = time.perf_counter()
+        spin = 0.0 if self.protocol == rdma_env.TCP and call.nbytes > _COPIED else _SPIN
         while True:
             moved = self._work.round()
             if call.over or time.monotonic() >= until:
@@ -168,7 +170,7 @@ class Engine:
             now = time.perf_counter()
             if moved:
                 busy = now
-            elif now - busy > SPIN:
+            elif now - busy > spin:
                 time.sleep(min(max(PAUSE, (now - busy) * _LATE), _LONG_PAUSE))
 
     # --- what nobody waits for --------------------------------------------------------------------------------------
