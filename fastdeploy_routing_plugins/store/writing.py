@@ -159,19 +159,8 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
         return PutOutcome(name, await objects.create(name, draft.header, buffer), buffer.nbytes)
     before = await objects.names(prefix)
     known = Attempts.parse(prefix, before)
-    _check_attempt(known, key, attempt)
-    if isinstance(what, AbortName):
-        if known.highest == attempt and known.status(key).state == "complete":
-            raise ConflictError(
-                f"{key}, attempt {attempt}, is complete: readers may have it already", hint="delete(id) removes it"
-            )
-    else:
-        if known.aborted(attempt):
-            raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
-        await _check_schema(objects, known, draft)
-        known.check_new(key, attempt, what)
-    if isinstance(what, PartName) and draft.array is not None:
-        await _check_overlaps(objects, known, attempt, what, draft.array)
+    if before:
+        await _check_fits(objects, known, draft)
     duplicate = await objects.create(name, draft.header, buffer)
     if duplicate and isinstance(what, PartName):
         await _check_stored(objects, name, what)
@@ -195,6 +184,24 @@ async def create(objects: Objects, namespace: str, draft: Draft) -> PutOutcome:
     if now.highest == attempt and len(now.objects) > 1 and now.status(key).state == "complete":
         await objects.delete(now.names(below=attempt))
     return PutOutcome(name, duplicate, buffer.nbytes, listed)
+
+
+async def _check_fits(objects: Objects, known: Attempts, draft: Draft) -> None:
+    """Raises why an object contradicts what is there of its rollout, if it does; see ``create``."""
+    key, what, attempt = draft.key, draft.what, draft.header.attempt
+    _check_attempt(known, key, attempt)
+    if isinstance(what, AbortName):
+        if known.highest == attempt and known.status(key).state == "complete":
+            raise ConflictError(
+                f"{key}, attempt {attempt}, is complete: readers may have it already", hint="delete(id) removes it"
+            )
+        return
+    if known.aborted(attempt):
+        raise AbortedError(f"attempt {attempt} of {key} was given up", hint="put with a higher attempt")
+    await _check_schema(objects, known, draft)
+    known.check_new(key, attempt, what)
+    if isinstance(what, PartName) and draft.array is not None:
+        await _check_overlaps(objects, known, attempt, what, draft.array)
 
 
 async def _check_schema(objects: Objects, known: Attempts, draft: Draft) -> None:
