@@ -17,8 +17,9 @@ stream between the two processes (request of 16 bytes, ``sendall``, ``recv_into`
 * ``batch``, 64 x 1 MiB in one padded array, every digest checked: by tcp at 85 % of the stream's rate, on the same
   host at 55 % of the copy's.
 * ``mooncake``: transport ``rdma`` over Mooncake's TCP mode, of rollouts that were waited for: at most 1.2 x the bare
-  engine's read + 300 us, at 0.6 processor seconds a second. That read is the asynchronous one, asked how far it is
-  each 40 us; the one that spins on a whole core, which the second gate forbids, is shown beside it.
+  engine's read + 300 us, at 0.6 processor seconds of who waits, a second; the engine's own, which copies, are shown
+  beside them. That read is the asynchronous one, asked how far it is each 40 us; the one that spins on a whole core,
+  which the second gate forbids, is shown beside it.
 
 Beside them stand p2pstore (over a redis-server of the benchmark's own, by its TCP transport), Redis and Paddle's
 files, as far as they are installed, and what is expected against p2pstore. It and Mooncake listen on all interfaces,

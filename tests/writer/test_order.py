@@ -111,6 +111,7 @@ def kill_soon(writer: RoutingWriter, chance: random.Random) -> threading.Thread:
     return thread
 
 
+@pytest.mark.no_cover  # see conftest
 @pytest.mark.parametrize(("worker", "only_last_turn", "first", "number"), batches())
 def test_any_sequence_of_operations_equals_the_model(
     folder: Path, worker: str, only_last_turn: bool, first: int, number: int
