@@ -183,6 +183,12 @@ class Backend(ABC):
     async def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """Tells a backend with ``Capability.RETAIN`` that readers are done with these objects."""
 
+    async def _inherit(self) -> None:  # noqa: B027
+        """Called after ``_open`` by a store worker: takes over what a dead one kept that wrote as this one.
+
+        Only a store worker calls it: what somebody takes over goes when he closes the store.
+        """
+
     async def _linger(self) -> None:  # noqa: B027
         """Called before ``_close`` when this process has nothing more to put, but is a store worker.
 
@@ -295,6 +301,9 @@ class BlockingBackend(ABC):
                     deliver(index, found)
 
     def _release(self, names: Sequence[str]) -> None:  # noqa: B027
+        """See ``Backend``."""
+
+    def _inherit(self) -> None:  # noqa: B027
         """See ``Backend``."""
 
     def _linger(self) -> None:  # noqa: B027

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,13 @@ from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes
 from fastdeploy_routing_plugins.cli.signals import cleaning_up
-from fastdeploy_routing_plugins.errors import ArenaError, ResolveError, RoutingError, StoreUnavailableError
+from fastdeploy_routing_plugins.errors import (
+    ArenaError,
+    ResolveError,
+    RoutingError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
 from fastdeploy_routing_plugins.stores.rdma.leftovers import awaited
 from fastdeploy_routing_plugins.writer import leftovers
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
@@ -60,6 +66,7 @@ class _Row:
             "store": arena.store,
             "namespace": arena.namespace,
             "pending": len(arena.pending),
+            "held": arena.held,
             "outcome": self.outcome,
             "stored": self.stored,
             "failed": [{"what": what, "why": why} for what, why in self.failed],
@@ -118,11 +125,14 @@ def command(
     spill_dirs = [_folder(path, "--spill-dir") for path in spills]
     with cleaning_up() as stop:
         rows = {arena.path: _Row(arena) for folder in where for arena in leftovers.look(folder, tidy=not dry_run)}
+        if not dry_run:
+            _settle(out, rows, where, wait, kill, stop)
         held = shelves.look(where, tidy=not dry_run)
+        for path in shelves.needed(held, [path for path, row in rows.items() if row.arena.state == "dead"]):
+            rows[path].arena = replace(rows[path].arena, home=True)
         if dry_run:
             shelves.spare(held, awaited(where), discard=discard)
         else:
-            _settle(out, rows, where, wait, kill, stop)
             dead = [row for row in rows.values() if row.outcome == "left" and row.arena.state in ("dead", "damaged")]
             if discard:
                 discard = _discard(out, dead, shelves.young(held), yes)
@@ -209,6 +219,9 @@ def _store(out: Output, rows: Sequence[_Row]) -> None:
             advance(0, before + done)
 
         for row in rows:
+            if row.arena.home:
+                row.outcome, row.error = "kept", _with_way_out(leftovers.stays_home(row.arena.path, row.arena.store))
+                continue
             try:
                 _rescued(row, leftovers.rescue(row.arena.path, calls, progress))
             except OSError as err:
@@ -234,6 +247,8 @@ def _with_way_out(err: RoutingError) -> RoutingError:
         hint = "nothing can be stored from it; --discard removes it"
     elif isinstance(err, ResolveError):
         hint = "run this where the engine ran, in its environment; or --discard removes it"
+    elif isinstance(err, UnsupportedError):
+        hint = "--discard removes it"
     else:
         hint = "run this again when the store answers; or --discard removes it"
     return type(err)(err.message, hint=f"{err.hint}; {hint}" if err.hint else hint, **err.facts)
@@ -300,12 +315,14 @@ def _cells(row: _Row, dry_run: bool) -> tuple[str, ...]:
         str(arena.engine_pid or "?"),
         str(arena.worker_pid or "-"),
         f"{arena.store} ({arena.namespace})" if arena.store else "?",
-        str(len(arena.pending)) if arena.store else "?",
+        f"{len(arena.pending)}" + (f" + {arena.held} held" if arena.held else "") if arena.store else "?",
         _intent(arena) if dry_run else _result(row),
     )
 
 
 def _intent(arena: Leftover) -> str:
+    if arena.home:
+        return "stays: an engine with its configuration takes it over"
     if arena.state == "dead":
         return f"would store {len(arena.pending)}" if arena.pending else "would be removed"
     return {

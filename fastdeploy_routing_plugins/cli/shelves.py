@@ -75,6 +75,12 @@ def look(folders: Iterable[str], *, tidy: bool) -> list[ShelfRow]:
     ]
 
 
+def needed(rows: Iterable[ShelfRow], arenas: Iterable[str]) -> list[str]:
+    """Returns the arenas of dead engines by which a new one finds what is on a shelf: they must not go before it."""
+    lines = {row.shelf.line for row in rows if row.shelf.state == "dead" and row.shelf.objects}
+    return [path for path in arenas if leftovers.line_of(path) in lines]
+
+
 def young(rows: Iterable[ShelfRow]) -> list[ShelfRow]:
     """Returns the dead ones that are left only because they are young."""
     return [row for row in rows if row.shelf.kind == "shelf" and row.shelf.state != "live" and row.shelf.age < _YOUNG]

@@ -11,6 +11,7 @@ from fastdeploy_routing_plugins.cli.output import show_bytes
 from fastdeploy_routing_plugins.doctor.lines import Line
 from fastdeploy_routing_plugins.errors import ArenaRoomError, ConfigError
 from fastdeploy_routing_plugins.stores.rdma import leftovers as shelves
+from fastdeploy_routing_plugins.stores.rdma.shelf import MAX_AUTO
 from fastdeploy_routing_plugins.writer import leftovers as arenas
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fastdeploy_routing_plugins.doctor.case import Case
 
 _TMPFS = ("tmpfs", "ramfs", "hugetlbfs")
-_SHELF = 1 << 30  # bytes that a shelf without a capacity has at most
 _CLEAN = "fd-routing clean stores what can be stored, and removes it"
 
 
@@ -39,7 +39,9 @@ def check_memory(case: Case) -> Iterator[Line]:
     config = case.rdma
     if config is not None:
         folder = case.folders[0] if case.folders else config.arena_dir
-        yield _room(folder, max(config.capacity, MIN_ARENA) if config.capacity else None, "a producer's shelf", _SHELF)
+        yield _room(
+            folder, max(config.capacity, MIN_ARENA) if config.capacity else None, "a producer's shelf", MAX_AUTO
+        )
 
 
 def _room(folder: str, wanted: int | None, what: str, at_most: int = sys.maxsize) -> Line:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import threading
 import time
-from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import TimeoutError as FutureTimeoutError  # not the built-in one before Python 3.11
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
 from ..errors import StoreClosedError, StoreUnavailableError
@@ -92,6 +91,9 @@ class _Calls(Backend):
 
     async def _release(self, names: Sequence[str]) -> None:
         await self._call(self.blocking._release, names)
+
+    async def _inherit(self) -> None:
+        await self._call(self.blocking._inherit)
 
     async def _linger(self) -> None:
         self.blocking._linger()  # no fork waits for it
@@ -176,6 +178,42 @@ def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a blocking backend's coroutine was suspended")
 
 
+class _Job(Generic[T]):
+    """A coroutine that runs in a loop, for a thread that waits for it.
+
+    What that thread touches has no lock but C's own, which no exception of a signal's handler can leave locked; those
+    of ``concurrent.futures`` are left so, and the loop waits for them for ever.
+
+    Attributes:
+        ended: Gets the task when it has ended.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.ended: queue.SimpleQueue[asyncio.Task[T]] = queue.SimpleQueue()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
+        self._cancelled = False
+
+    def start(self) -> None:
+        """Begins; in the loop."""
+        if not self._cancelled:
+            self._task = asyncio.get_running_loop().create_task(self._coroutine)
+            self._task.add_done_callback(self._over)
+
+    def cancel(self) -> None:
+        """Ends it, whether it has begun or not; in the loop."""
+        self._cancelled = True
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+
+    def _over(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # nobody may be left who asks, which is nothing to complain of
+        self.ended.put(task)
+
+
 class LoopThread:
     """An event loop in a daemon thread, for plain code over an asynchronous backend."""
 
@@ -204,24 +242,34 @@ class LoopThread:
         if os.getpid() != self._pid:
             coroutine.close()
             raise StoreClosedError("this store was opened in another process", hint="open it again after a fork")
+        if self._loop.is_closed():
+            coroutine.close()
+            raise StoreClosedError("the store was closed")
+        job = _Job(coroutine)
+        try:
+            self._loop.call_soon_threadsafe(job.start)
+            task = self._ended(job, timeout)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(job.cancel)
+            raise
+        try:
+            if task.cancelled():
+                raise StoreClosedError("the store was closed during the call")
+            return task.result()
+        finally:
+            del task, job  # an error would keep them, and what they have, in a cycle
+
+    def _ended(self, job: _Job[T], timeout: float | None) -> asyncio.Task[T]:
+        """Waits until a coroutine has ended."""
         end = None if timeout is None else time.monotonic() + timeout
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         while True:
             left = _ALIVE_CHECK if end is None else min(_ALIVE_CHECK, end - time.monotonic())
-            try:
-                return future.result(max(0.0, left))
-            except FutureTimeoutError:
-                if future.done():
-                    raise
-            except FutureCancelledError:
-                raise StoreClosedError("the store was closed during the call") from None
-            except BaseException:
-                future.cancel()
-                raise
+            with contextlib.suppress(queue.Empty):
+                return job.ended.get(timeout=max(0.0, left))
             if not self.alive:
                 raise StoreClosedError("the store was closed during the call")
             if end is not None and time.monotonic() >= end:
-                future.cancel()
                 raise StoreUnavailableError(
                     f"the store did not answer within {timeout:.1f} s", hint="is its service running?"
                 )

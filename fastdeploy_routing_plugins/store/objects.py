@@ -299,6 +299,10 @@ class Objects:
         if names and Capability.RETAIN in self.has:
             await self._call(self._backend._release, names)
 
+    async def inherit(self) -> None:
+        """See ``Backend._inherit``."""
+        await self._call(self._backend._inherit)
+
     async def linger(self) -> None:
         """See ``Backend._linger``; not bounded in time, which is the backend's to do."""
         with Translated(self, "_linger"):

@@ -70,6 +70,15 @@ class RoutingStore:
         """
         await self._objects.close(timeout)
 
+    async def inherit(self) -> None:
+        """For a store worker: takes over what a dead one, that wrote as this one, kept for readers.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        self._objects.need()
+        await self._objects.inherit()
+
     async def linger(self) -> None:
         """Returns when nothing that this process keeps for readers is needed any more, or was kept long enough."""
         self._objects.need()

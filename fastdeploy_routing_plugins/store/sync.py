@@ -125,6 +125,10 @@ class SyncStore:
         if self._direct is not None:
             self._direct.collect(prefixes, choose, deliver)
 
+    def inherit(self) -> None:
+        """See ``RoutingStore.inherit``."""
+        self._run(self._store.inherit())
+
     def linger(self) -> None:
         """See ``RoutingStore.linger``."""
         self._run(self._store.linger())

@@ -14,7 +14,14 @@ import msgspec
 from ..arena import file as files
 from ..arena.layout import State
 from ..arena.view import ArenaView
-from ..errors import ArenaError, RoutingError, StoreUnavailableError
+from ..errors import (
+    AbortedError,
+    ArenaError,
+    DeletedError,
+    RoutingError,
+    StoreUnavailableError,
+    SupersededError,
+)
 from ..resolver import ResolvedStore
 from ..spec import Capability
 from ..store.sync import SyncStore
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     Run = Callable[[Executor, Task], Outcome | Retry]
 
 _BATCH = 20  # failures in one packet
+_OVERTAKEN = {AbortedError.code, DeletedError.code, SupersededError.code}  # not wanted any more, if it was stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ def adopt(
     """
     view = ArenaView(file)
     executor = Executor(store, view, setup, _producer(setup), lends=False)
-    blocks = view.scan(retained=is_home(store), failed=True)
+    blocks = view.scan(retained=is_home(store.resolved), failed=True)
     done, lost = 0, []
     for number, block in enumerate(blocks):
         try:
@@ -83,24 +91,26 @@ def adopt(
             why = f"{view.code(block)}: it failed when nobody was left to hear of it"
             lost.append((describe(task.operation), why))
             continue
+        kept = view.state(block) == State.RETAINED
         while isinstance(answer := run(executor, task), Retry):
             time.sleep(answer.pause)
-        if answer.code:
+        failed = answer.code and not (kept and answer.code in _OVERTAKEN)
+        if failed:
             lost.append((describe(task.operation), f"{answer.code}: {answer.message}"))
         else:
             done += 1
         progress(number + 1, len(blocks))
         if answer.code == StoreUnavailableError.code:
             return Adoption(file.path, done, lost, kept=True)
-        if answer.code:
+        if failed:
             view.fail(block, answer.code)
     discard(file, setup)
     return Adoption(file.path, done, lost)
 
 
-def is_home(store: SyncStore) -> bool:
+def is_home(resolved: ResolvedStore) -> bool:
     """Whether what a store took lives in the memory of the process that put it."""
-    return Capability.RETAIN in store.resolved.spec.capabilities
+    return Capability.RETAIN in resolved.spec.capabilities
 
 
 def discard(file: files.ArenaFile, setup: Setup | None) -> None:
@@ -165,13 +175,13 @@ def adopt_others(
             file.close()
             continue
         try:
-            store = open_destination(other)  # as its own producer: ``clear`` goes by that
+            store = _heir(other)
         except RoutingError as err:
             file.close()
             yield Note(logging.WARNING, short(f"{found.path} of a dead run stays: {err}"))
             continue
         adoption = adopt(file, store, other, run=run)
-        if is_home(store) and not adoption.kept:
+        if is_home(store.resolved):
             keep(store)
         else:
             with contextlib.suppress(RoutingError):
@@ -189,6 +199,17 @@ def adopt_others(
             f"{setup.arena_dir}; `fd-routing clean` stores what is in them and removes them"
         )
         yield Note(logging.WARNING, text)
+
+
+def _heir(setup: Setup) -> SyncStore:
+    """Opens a dead run's store as its own producer, by which ``clear`` goes, with what its store worker kept."""
+    store = open_destination(setup)
+    try:
+        store.inherit()
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _destination(setup: Setup) -> tuple[str, str]:

@@ -19,6 +19,7 @@ import msgspec
 from ..arena import file as files
 from ..arena.view import ArenaView
 from ..errors import ArenaError, RoutingError, StoreUnavailableError, UnsupportedError
+from ..resolver import ResolvedStore
 from ..store.pool import DaemonPool
 from .adoption import adopt, discard, held, is_home, open_destination, pending
 from .messages import Outcome, failed
@@ -52,6 +53,8 @@ class Leftover:
         store: Name of its store; empty if it cannot be read.
         namespace: Its namespace there.
         pending: What is still to be done, for people.
+        held: How many parts readers may still fetch from it.
+        home: Whether there is something in it that only a store worker of its configuration can store.
         problem: Why it cannot be read.
     """
 
@@ -64,6 +67,7 @@ class Leftover:
     namespace: str = ""
     pending: tuple[str, ...] = ()
     held: int = 0
+    home: bool = False
     problem: str = ""
 
 
@@ -101,15 +105,26 @@ def _inspect(found: files.Found) -> Leftover | None:
         return replace(left, problem=str(err))
     try:
         left = replace(left, engine_pid=file.head.owner_pid)
-        wire = msgspec.json.decode(Setup.decode(file.text).store)
+        store = Setup.decode(file.text).store
+        wire = msgspec.json.decode(store)
         left = replace(left, store=str(wire["store"]), namespace=str(wire["options"]["namespace"]))
         left = replace(left, pending=(*pending(file),), held=held(file))
-        return _with_state(left, file) if found.used else replace(left, state="dead")
+        return _with_state(left, file) if found.used else replace(left, state="dead", home=_stays_home(left, store))
     except (ArenaError, msgspec.DecodeError, LookupError, TypeError) as err:
         why = str(err) if isinstance(err, ArenaError) else "the arena's text does not say which store it is for"
         return replace(left, problem=why)
     finally:
         file.close()
+
+
+def _stays_home(left: Leftover, store: str) -> bool:
+    """Whether something is left in a dead engine's arena that nobody else can store."""
+    if not left.pending and not left.held:
+        return False
+    try:
+        return is_home(ResolvedStore.from_json(store))
+    except RoutingError:
+        return False
 
 
 def _with_state(left: Leftover, file: files.ArenaFile) -> Leftover:
@@ -223,13 +238,10 @@ def rescue(path: str, calls: BoundedCalls, progress: Callable[[int, int], None])
         if not pending(file) and not held(file):
             discard(file, setup)
             return Rescue(True)
+        resolved = ResolvedStore.from_json(setup.store)
+        if is_home(resolved):
+            raise stays_home(path, resolved.name)
         store = calls.call(lambda: open_destination(setup), setup.call_timeout)
-        if is_home(store):
-            store.close()
-            raise UnsupportedError(
-                f"store {store.resolved.name!r} keeps routing in the memory of the process that puts it",
-                hint="an engine that is started with the same configuration takes it over; or --discard it",
-            )
     except RoutingError as err:
         file.close()
         return Rescue(False, error=err)
@@ -244,6 +256,14 @@ def rescue(path: str, calls: BoundedCalls, progress: Callable[[int, int], None])
         why = why.removeprefix(f"{StoreUnavailableError.code}: ")
         return Rescue(False, adoption.stored, lost, StoreUnavailableError(f"{what}: {why}"))
     return Rescue(True, adoption.stored, adoption.failed)
+
+
+def stays_home(path: str, store: str) -> UnsupportedError:
+    """Returns why nothing of an arena can be stored here: it would be kept for as long as this process lives."""
+    return UnsupportedError(
+        f"{path} is for store {store!r}, which keeps routing in the memory of who puts it",
+        hint="an engine that is started with the same configuration takes it over",
+    )
 
 
 def throw_away(path: str) -> bool:

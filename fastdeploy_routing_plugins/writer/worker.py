@@ -91,6 +91,7 @@ class Worker:
         try:
             resolved = ResolvedStore.from_json(self._setup.store)
             store = SyncStore(resolved, self._setup.schema())
+            store.inherit()
         except RoutingError as err:
             self._say(Unable(err.code, short(err.message), short(err.hint)))
             self._say_the_rest(2.0)

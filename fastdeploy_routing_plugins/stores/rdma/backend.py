@@ -82,11 +82,9 @@ class RdmaBackend(BlockingBackend):
         self._host = host_id()
         self._endpoint = make_endpoint(config)
         self._sources = Sources(config, self._host, self._endpoint, lives=self._client.lives)
-        self._puller = Puller(self._client, self._sources, config.timeout, lambda: self._producer)
-        self._inherit()
+        self._puller = Puller(self._client, self._sources, config.timeout, self._own)
 
     def _inherit(self) -> None:
-        """Takes over at once, not only at the first put, what a killed store worker held that wrote as this one."""
         if awaits_heir(self._config.arena_dir, self._shelf_text()):
             try:
                 self._producing()
@@ -112,12 +110,12 @@ class RdmaBackend(BlockingBackend):
                 each.close()
 
     def _linger(self) -> None:
-        producer = self._producer
+        producer = self._own()
         if producer is not None:
             producer.linger(self._config.linger)
 
     def _flush(self) -> None:
-        producer = self._producer
+        producer = self._own()
         if producer is not None:
             producer.withdraw()
 
@@ -132,8 +130,16 @@ class RdmaBackend(BlockingBackend):
         assert self._puller is not None
         return self._puller
 
+    def _own(self) -> Producer | None:
+        """Returns this process's producer, if it has one; a forked child has none."""
+        return self._producer if os.getpid() == self._pid else None
+
     def _producing(self) -> Producer:
         """Returns this process's producer; makes it for the first put."""
+        if os.getpid() != self._pid:
+            raise StoreClosedError(
+                "what this store keeps for readers lies with the process that opened it", hint="open it in the child"
+            )
         producer = self._producer
         if producer is not None:
             return producer
@@ -164,24 +170,15 @@ class RdmaBackend(BlockingBackend):
     def _delete(self, names: Sequence[str]) -> int:
         if not names:
             return 0
-        count = self._metadata().delete(names, "deleted")
-        self._let_go(names)
-        return count
+        metadata, producer = self._metadata(), self._own()
+        return metadata.delete(names, "deleted") if producer is None else producer.delete(names)
 
     def _clear(self, prefix: str) -> int:
-        count = self._metadata().delete_prefix(prefix)
-        producer = self._producer
-        if producer is not None:
-            self._let_go([name for name, _ in producer.shelf.inventory() if name.startswith(prefix)])
-        return count
+        metadata, producer = self._metadata(), self._own()
+        return metadata.delete_prefix(prefix) if producer is None else producer.delete_prefix(prefix)
 
     def _release(self, names: Sequence[str]) -> None:
         self._delete(names)
-
-    def _let_go(self, names: Sequence[str]) -> None:
-        producer = self._producer
-        if producer is not None:
-            producer.shelf.drop(names)
 
     # --- reading ------------------------------------------------------------------------------------------------
 

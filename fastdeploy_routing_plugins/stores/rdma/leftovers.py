@@ -24,7 +24,7 @@ from .card import decode_card
 from .succession import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from .shelf import ShelfText
 
@@ -141,21 +141,23 @@ def _count(file: files.ArenaFile) -> int:
 
 def awaited(folders: Iterable[str]) -> set[Line]:
     """Returns the lines whose engine's arena is there: a store worker of it takes a dead one's shelf over."""
-    return {line for folder in folders for found in files.find(folder, tidy=False) for line in _line_of(found.path)}
+    lines = [line_of(found.path) for folder in folders for found in files.find(folder, tidy=False)]
+    return {line for line in lines if line is not None}
 
 
-def _line_of(path: str) -> Iterator[Line]:
+def line_of(arena: str) -> Line | None:
+    """Returns the line of an engine's arena; None if its store has no shelves, or it cannot be read."""
     try:
-        file = files.peek(path)
+        file = files.peek(arena)
     except (ArenaError, OSError):
-        return
+        return None
     try:
         wire = msgspec.json.decode(Setup.decode(file.text).store)
-        if wire["store"] == "rdma":
-            options = wire["options"]
-            yield str(options["producer"]), str(options["namespace"]), str(options.get("server", ""))
+        options = wire["options"]
+        line = str(options["producer"]), str(options["namespace"]), str(options.get("server", ""))
+        return line if wire["store"] == "rdma" else None
     except (ArenaError, msgspec.DecodeError, LookupError, TypeError):
-        return
+        return None
     finally:
         file.close()
 

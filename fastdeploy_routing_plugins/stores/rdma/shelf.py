@@ -19,13 +19,13 @@ from .card import encode_card
 from .place import SHELF, ArenaInfo, Place, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ...arena.arena import Block
     from ...arena.file import ArenaFile
     from ...backend import Buffer
 
-_MAX_AUTO = 256 << 20  # bytes; they are taken at once
+MAX_AUTO = 256 << 20  # bytes of a shelf without a capacity at most; they are taken at once
 
 
 class ShelfText(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Shelf:
     """
 
     def __init__(self, folder: str, nbytes: int, text: ShelfText, exposed: Callable[[ArenaFile], ArenaInfo]) -> None:
-        size = max(nbytes, MIN_ARENA) if nbytes else modest_size(folder, _MAX_AUTO)
+        size = max(nbytes, MIN_ARENA) if nbytes else modest_size(folder, MAX_AUTO)
         try:
             self._arena = Arena.create(folder, size, msgspec.json.encode(text), SHELF_KIND)
         except ArenaRoomError as err:
@@ -137,6 +137,9 @@ class Shelf:
             AlreadyExistsError: the name is held; carries its header.
             ArenaFullError: there is no room.
         """
+        other = self._held.get(name)
+        if other is not None:  # before room for it is looked for
+            raise AlreadyExistsError(f"{name} exists", header=other.header)
         held = self._lent(name, header, payload) if payload.block is not None else self._copied(name, header, payload)
         with self._lock:
             other = self._held.get(name)
@@ -152,10 +155,14 @@ class Shelf:
 
     def _copied(self, name: str, header: bytes, payload: Buffer) -> Held:
         block = self._card(encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes), payload.nbytes)
-        data = self._arena.file.data[block.payload_at : block.payload_at + payload.nbytes]
-        header = payload.copy_into(data) or header
-        block.meta = encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes)
-        self._publish(block)
+        try:
+            data = self._arena.file.data[block.payload_at : block.payload_at + payload.nbytes]
+            header = payload.copy_into(data) or header
+            block.meta = encode_card(name, header, SHELF, 0, 0, 0, payload.nbytes)
+            self._publish(block)
+        except BaseException:
+            self._arena.release(block)
+            raise
         place = Place(
             card=block.page,
             generation=block.generation,
@@ -224,18 +231,24 @@ class Shelf:
             held.leases += 1
         return Lease(self, held)
 
+    def places(self, names: Iterable[str]) -> list[tuple[str, bytes]]:
+        """Returns name and encoded place of what is held under some names."""
+        with self._lock:
+            return [(name, held.raw) for name in names if (held := self._held.get(name)) is not None]
+
     def inventory(self) -> list[tuple[str, bytes]]:
         """Returns name and encoded place of all that is held."""
         with self._lock:
             return [(held.name, held.raw) for held in self._held.values()]
 
-    def oldest(self) -> list[str]:
-        """Returns the names of the rollout that was put first of all that are held."""
+    def oldest(self, keep: str) -> list[str]:
+        """Returns the names of the rollout that was put first of all that are held, but for that of a name."""
+        kept = _rollout(keep)
         with self._lock:
-            first = next(iter(self._held), None)
+            first = next((name for name in self._held if not name.startswith(kept)), None)
             if first is None:
                 return []
-            rollout = first.rsplit("/", 2)[0] + "/"
+            rollout = _rollout(first)
             return [name for name in self._held if name.startswith(rollout)]
 
     @property
@@ -308,3 +321,8 @@ class Shelf:
         self._closed = True
         self._held = {}
         self._arena.forget()
+
+
+def _rollout(name: str) -> str:
+    """Returns what the names of all of a rollout's objects begin with."""
+    return name.rsplit("/", 2)[0] + "/"

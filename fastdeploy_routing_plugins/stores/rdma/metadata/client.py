@@ -198,15 +198,17 @@ class MetadataClient:
         page = self.connection().page
         return page is not None and prefix.count("/") == DEPTH and page.vacant(bucket_of(prefix))
 
-    def lookup(self, names: Sequence[str]) -> list[Entry | RoutingError]:
-        """Returns who holds each object and where, or why nobody does.
+    def lookup(self, names: Sequence[str], *, fresh: bool = False) -> list[Entry | RoutingError]:
+        """Returns who holds each object and where, or why nobody does; ``fresh``: the service says so now.
 
         The errors are ``NotFoundError``, ``DeletedError``, ``EvictedError``, ``SupersededError``,
         ``ProducerLostError`` and, while the producer gives no sign, ``StoreUnavailableError`` (facts: ``owner``,
         ``producer``).
         """
         connection = self.connection()
-        found: list[Entry | RoutingError | None] = [connection.cache.find(rollout_of(name), name) for name in names]
+        found: list[Entry | RoutingError | None] = [
+            None if fresh else connection.cache.find(rollout_of(name), name) for name in names
+        ]
         missing = [index for index, entry in enumerate(found) if entry is None]
         deadline = time.monotonic() + self.timeout
         for at in range(0, len(missing), _AT_ONCE):

@@ -57,6 +57,11 @@ class Stream:
         """Closes the connection."""
         self._peer.close()
 
+    def __del__(self) -> None:
+        peer = getattr(self, "_peer", None)
+        if peer is not None:
+            peer.close()  # what an interrupt let fall
+
     def send(self, data: bytes, deadline: float) -> None:
         """Sends everything. Raises TimeoutError or OSError."""
         view = memoryview(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from typing import TYPE_CHECKING, ClassVar, Final
+from weakref import WeakSet
 
 from ....arena.forks import Forgetful
 from ....backend import Blob
@@ -14,6 +15,7 @@ from . import frames
 from .base import Source
 from .link import Job, Link
 from .spans import spans_of, total
+from .stream import seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from .base import Wanted
 
 CONNECTIONS: Final = 4  # of one reader to one producer; they are opened only when threads read at the same time
+_PAUSE: Final = 0.0002  # s between looks whether one of them is free: what notifies is not safe from interrupts
 
 
 class TcpSource(Source, Forgetful):
@@ -51,10 +54,9 @@ class TcpSource(Source, Forgetful):
         self._secret = secret
         self._pool = pool
         self._lives = lives
-        self._changed = threading.Condition()
-        self._links: set[Link] = set()
+        self._lock = threading.Lock()
         self._idle: list[Link] = []
-        self._opening = 0
+        self._used: WeakSet[_Use] = WeakSet()
         self._closed = False
         self.remember()
 
@@ -112,18 +114,20 @@ class TcpSource(Source, Forgetful):
             arrived: Told of each that came.
             fresh: Whether a connection that is there is no use: the producer may have been started again.
         """
-        link = self._idle_link(deadline, fresh) or self._open(deadline)
+        use = self._use(deadline, fresh)
         whole = False
         try:
-            link.fetch(jobs, deadline, arrived, fleeting=arrived is not _keep)
+            if use.link is None:
+                use.link = Link(self._host, self._port, self._owner, self._secret, self._pool, deadline, self._silent)
+            use.link.fetch(jobs, deadline, arrived, fleeting=arrived is not _keep)
             whole = True
         finally:
-            with self._changed:
-                if whole and not self._closed:
-                    self._idle.append(link)
-                else:
-                    self._drop(link)
-                self._changed.notify()
+            with self._lock:
+                self._used.discard(use)
+                if whole and use.link is not None and not self._closed:
+                    self._idle.append(use.link)
+                elif use.link is not None:
+                    use.link.close()
 
     def _silent(self) -> None:
         """Ends a read from a producer that is frozen; one that is only slow is waited for."""
@@ -140,52 +144,45 @@ class TcpSource(Source, Forgetful):
 
     # --- connections --------------------------------------------------------------------------------------------
 
-    def _idle_link(self, deadline: float, fresh: bool) -> Link | None:
-        """Returns a connection that nobody uses; None if another may be opened."""
-        with self._changed:
-            while fresh and self._idle:
-                self._drop(self._idle.pop())
-            while not self._closed:
-                if self._idle:
-                    return self._idle.pop()
-                if len(self._links) + self._opening < CONNECTIONS:
-                    self._opening += 1
-                    return None
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise TimeoutError
-            raise StoreUnavailableError("this way to the producer was closed meanwhile")
-
-    def _open(self, deadline: float) -> Link:
-        try:
-            link = Link(self._host, self._port, self._owner, self._secret, self._pool, deadline, self._silent)
-            with self._changed:
-                self._links.add(link)
-            return link
-        finally:
-            with self._changed:
-                self._opening -= 1
-                self._changed.notify()
-
-    def _drop(self, link: Link) -> None:
-        """Closes a connection. Called with the lock held."""
-        self._links.discard(link)
-        link.close()
+    def _use(self, deadline: float, fresh: bool) -> _Use:
+        """Returns a connection that nobody uses, or the right to open one."""
+        while True:
+            with self._lock:
+                while fresh and self._idle:
+                    self._idle.pop().close()
+                if self._closed:
+                    raise StoreUnavailableError("this way to the producer was closed meanwhile")
+                if self._idle or len(self._used) < CONNECTIONS:
+                    use = _Use(self._idle.pop() if self._idle else None)
+                    self._used.add(use)
+                    return use
+            seconds_left(deadline)
+            time.sleep(_PAUSE)
 
     def close(self) -> None:
         """See ``Source``. Reads that go on end first."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             while self._idle:
-                self._drop(self._idle.pop())
-            self._changed.notify_all()
+                self._idle.pop().close()
 
     def forget(self) -> None:
         """In a forked child: the connections are its parent's."""
-        self._changed = threading.Condition()
-        self._opening = 0
+        self._lock = threading.Lock()
+        for link in [*self._idle, *[use.link for use in self._used]]:
+            if link is not None:
+                link.close()
         self._idle = []
-        for link in list(self._links):
-            self._drop(link)
+        self._used = WeakSet()
+
+
+class _Use:
+    """A connection in use, or the right to open one; what an interrupt lets fall is not counted any more."""
+
+    __slots__ = ("__weakref__", "link")
+
+    def __init__(self, link: Link | None) -> None:
+        self.link = link
 
 
 def _keep(job: Job) -> None:

@@ -17,8 +17,9 @@ from fastdeploy_routing_plugins.arena.pool import Pool
 from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.place import OwnerInfo, Place
 from fastdeploy_routing_plugins.stores.rdma.transport.link import Job
-from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
+from fastdeploy_routing_plugins.stores.rdma.transport.tcp import CONNECTIONS, TcpSource
 
+from ....interrupts import interrupted
 from ..chaos import Chaos
 from .process import Process, soon, until
 from .producing import blob_of, is_whole, want
@@ -276,3 +277,12 @@ def test_a_killed_producer_is_an_error_at_once(folder: str, pool: Pool) -> None:
     for arena in producer.info.arenas:
         os.unlink(arena.path)
         os.unlink(arena.path + ".pins")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that it let fall
+def test_interrupts_let_no_connection_fall(source: TcpSource, stored: Stored) -> None:
+    assert whole(source, stored)
+    for after in (0.00005, 0.0002, 0.0005):
+        interrupted(lambda: whole(source, stored, 5), after, 0.3)
+    assert whole(source, stored, 5)
+    assert (len(source._used), len(source._idle) <= CONNECTIONS) == (0, True)
