@@ -206,7 +206,10 @@ def pick(
     Raises:
         UsageProblem: not exactly one way of selecting is used.
     """
-    if sum([bool(ids), prefix is not None, everything]) != 1:
+    ways = sum([bool(ids), prefix is not None, everything])
+    if ways > 1:
+        raise UsageProblem("rollout ids, --prefix and --all exclude each other: use one of them")
+    if not ways:
         raise UsageProblem("name rollout ids, or use --prefix, or --all")
     if not ids:
         return store.list(prefix), []

@@ -62,6 +62,9 @@ Tab completion: add this line to ~/.bashrc (zsh: zsh_source, fish: fish_source)
 """
 
 
+_ELSEWHERE = {"delete": "rm", "remove": "rm", "export": "get", "import": "convert", "status": "stat"}
+
+
 class _Commands(click.Group):
     """A group that imports a command's module only when that command is called."""
 
@@ -80,7 +83,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, _COMMANDS, n=1)
+            near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(name, _COMMANDS, n=1)
             raise UsageProblem(
                 f"there is no command {name!r}",
                 f"did you mean {near[0]!r}?" if near else f"{PROGRAM} --help lists the commands",
