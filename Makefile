@@ -85,7 +85,7 @@ lint: setup
 # The tests start thousands of processes; without bytecode at hand each of them compiles everything, if it may not write.
 unit: setup
 	@$(PY) -m compileall -q fastdeploy_routing_plugins tests
-	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
 
 wheel: setup
 	$(PY) scripts/wheel_check.py

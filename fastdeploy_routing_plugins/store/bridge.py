@@ -220,6 +220,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._serve, name="fd-routing-loop", daemon=True)
         self._thread.start()
 
@@ -278,8 +279,13 @@ class LoopThread:
         """Cancels what still runs and ends the thread; gives up after ``timeout`` seconds."""
         if os.getpid() == self._pid and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
-                asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+                self._loop.call_soon_threadsafe(self._end)
             self._thread.join(timeout)
+
+    def _end(self) -> None:
+        """In the loop: begins its end, once; a coroutine that another call had made would never be awaited."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._cancel_all())
 
     async def _cancel_all(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -55,3 +56,15 @@ def test_errors_and_late_answers_are_typed() -> None:
     loop.stop()
     with pytest.raises(StoreClosedError):
         loop.run(asyncio.sleep(0))
+
+
+def test_a_loop_may_be_stopped_by_several_at_once() -> None:
+    for _ in range(50):
+        loop = LoopThread()
+        stopping = [threading.Thread(target=loop.stop, args=(wait,)) for wait in (0.0, 0.0, 5.0, 5.0)]
+        for each in stopping:
+            each.start()
+        for each in stopping:
+            each.join(20)
+        loop.stop()
+        assert not loop.alive
