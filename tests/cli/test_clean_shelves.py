@@ -166,3 +166,23 @@ def test_engines_that_take_other_shelves_over_keep_none(tmp_path: Path, name: st
     clean(tmp_path)
 
     assert not os.path.exists(path)
+
+
+def test_the_empty_arena_of_a_dead_engine_stays_with_the_shelf_that_it_leads_to(tmp_path: Path, engine: Arena) -> None:
+    engine.close(remove=False)  # nobody uses it any more, and nothing is left in it
+    path = leave_shelf(tmp_path, name="rank-3", namespace="run-7")
+    shown = run("clean", "--arena-dir", str(tmp_path), "--dry-run").stdout
+    arenas = {row["kind"]: row["outcome"] for row in clean(tmp_path, code=1)}
+
+    assert ("stays: an engine with its configuration" in shown, os.path.exists(path)) == (True, True)
+    assert arenas == {"arena": "kept", "shelf": "left"}
+    clean(tmp_path, "--discard", "--yes")
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_a_shelf_it_goes(tmp_path: Path, engine: Arena) -> None:
+    engine.close(remove=False)
+    clean(tmp_path)
+
+    assert os.listdir(tmp_path) == []
