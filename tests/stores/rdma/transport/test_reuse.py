@@ -28,6 +28,7 @@ from .producing import Board, is_whole, name_of, want
 SECONDS = float(os.environ.get("FD_ROUTING_TEST_SOAK_SECONDS", "0.4"))
 KILLS = int(os.environ.get("FD_ROUTING_TEST_KILLS", "12"))
 SLOTS = 4
+PATIENCE = 30.0  # s more, where other tests leave so little of the processor that all was gone each time
 
 
 def opened(kind: str, info: OwnerInfo) -> Source:
@@ -43,7 +44,7 @@ def hunt(source: Source, board: Board, seconds: float, seed: int, *, view: bool,
     seen: Counter[str] = Counter()
     held: list[tuple[Blob, str]] = []
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while (now := time.monotonic()) < end or (not seen["whole"] and now < end + PATIENCE):
         slots = [chosen.randrange(SLOTS) for _ in range(chosen.choice([1, 1, 3]))]
         places = [(name_of(slot), place) for slot in slots if (place := board.read(slot))]
         time.sleep(chosen.choice([0, 0, 0.0005]))
