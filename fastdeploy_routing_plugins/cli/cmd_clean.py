@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastdeploy_routing_plugins.cli import shelves
+from fastdeploy_routing_plugins.cli.arenas import ArenaRow
 from fastdeploy_routing_plugins.cli.asking import confirmed
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
@@ -31,48 +32,9 @@ if TYPE_CHECKING:
 
     from fastdeploy_routing_plugins.cli.shelves import ShelfRow
     from fastdeploy_routing_plugins.cli.signals import Stop
-    from fastdeploy_routing_plugins.writer.leftovers import Leftover, Rescue
+    from fastdeploy_routing_plugins.writer.leftovers import Rescue
 
 _SHOWN = 20  # operations that people see; --json has them all
-
-
-@dataclass(slots=True)
-class _Row:
-    """An arena, and what became of it.
-
-    Attributes:
-        arena: As it was found.
-        outcome: ``left``, ``finished``, ``stored``, ``discarded``, ``gone`` or ``kept``.
-        stored: Operations that were stored now.
-        failed: What could not be stored, and why.
-        error: Why the arena is kept.
-    """
-
-    arena: Leftover
-    outcome: str = "left"
-    stored: int = 0
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    error: RoutingError | None = None
-
-    def to_dict(self, dry_run: bool) -> dict[str, Any]:
-        arena, error = self.arena, self.error
-        document = {
-            "kind": "arena",
-            "path": arena.path,
-            "bytes": arena.nbytes,
-            "state": arena.state,
-            "engine_pid": arena.engine_pid,
-            "worker_pid": arena.worker_pid,
-            "store": arena.store,
-            "namespace": arena.namespace,
-            "pending": len(arena.pending),
-            "held": arena.held,
-            "outcome": self.outcome,
-            "stored": self.stored,
-            "failed": [{"what": what, "why": why} for what, why in self.failed],
-            "error": error and {"code": error.code, "message": error.message, "hint": error.hint},
-        }
-        return {**document, "operations": list(arena.pending)} if dry_run else document
 
 
 @click.command("clean")
@@ -124,7 +86,7 @@ def command(
     where = [_folder(path, "--arena-dir") for path in folders or [WriterLimits.load().arena_dir]]
     spill_dirs = [_folder(path, "--spill-dir") for path in spills]
     with cleaning_up() as stop:
-        rows = {arena.path: _Row(arena) for folder in where for arena in leftovers.look(folder, tidy=not dry_run)}
+        rows = {arena.path: ArenaRow(arena) for folder in where for arena in leftovers.look(folder, tidy=not dry_run)}
         if not dry_run:
             _settle(out, rows, where, wait, kill, stop)
         held = shelves.look(where, tidy=not dry_run)
@@ -162,7 +124,7 @@ def _folder(path: str, option: str) -> str:
 # --- what is done ----------------------------------------------------------------------------------------------------
 
 
-def _settle(out: Output, rows: dict[str, _Row], where: Sequence[str], wait: float, kill: bool, stop: Stop) -> None:
+def _settle(out: Output, rows: dict[str, ArenaRow], where: Sequence[str], wait: float, kill: bool, stop: Stop) -> None:
     """Waits for the workers of dead engines, kills them if told to, and looks again."""
     draining = [path for path, row in rows.items() if row.arena.state == "draining"]
     if not draining:
@@ -188,7 +150,7 @@ def _settle(out: Output, rows: dict[str, _Row], where: Sequence[str], wait: floa
             )
 
 
-def _discard(out: Output, rows: Sequence[_Row], young: Sequence[ShelfRow], yes: bool) -> bool:
+def _discard(out: Output, rows: Sequence[ArenaRow], young: Sequence[ShelfRow], yes: bool) -> bool:
     """Removes arenas after asking; returns whether the answer, which counts for young shelves as well, was yes."""
     count = sum(len(row.arena.pending) for row in rows)
     size = f"{len(rows)} arenas ({show_bytes(sum(row.arena.nbytes for row in rows))})"
@@ -210,7 +172,7 @@ def _discard(out: Output, rows: Sequence[_Row], young: Sequence[ShelfRow], yes: 
     return True
 
 
-def _store(out: Output, rows: Sequence[_Row]) -> None:
+def _store(out: Output, rows: Sequence[ArenaRow]) -> None:
     calls = leftovers.BoundedCalls()
     before = 0
     with out.progress(["storing"], sum(len(row.arena.pending) for row in rows)) as advance:
@@ -230,7 +192,7 @@ def _store(out: Output, rows: Sequence[_Row]) -> None:
     out.abandoned = calls.hung
 
 
-def _rescued(row: _Row, rescue: Rescue) -> None:
+def _rescued(row: ArenaRow, rescue: Rescue) -> None:
     """Notes how an attempt to store an arena's content ended."""
     row.stored, row.failed, err = rescue.stored, rescue.failed, rescue.error
     if rescue.removed:
@@ -254,7 +216,7 @@ def _with_way_out(err: RoutingError) -> RoutingError:
     return type(err)(err.message, hint=f"{err.hint}; {hint}" if err.hint else hint, **err.facts)
 
 
-def _unremoved(row: _Row, err: OSError) -> ArenaError:
+def _unremoved(row: ArenaRow, err: OSError) -> ArenaError:
     return ArenaError(f"{row.arena.path} cannot be removed: {err.strerror}", hint="whose folder is it?")
 
 
@@ -276,7 +238,7 @@ def _sweep(folder: str, where: Sequence[str], dry_run: bool) -> dict[str, Any]:
 
 def _print(
     out: Output,
-    rows: Sequence[_Row],
+    rows: Sequence[ArenaRow],
     held: Sequence[ShelfRow],
     where: Sequence[str],
     spilled: Sequence[dict[str, Any]],
@@ -284,7 +246,7 @@ def _print(
 ) -> None:
     if rows or held:
         headers = ("ARENA", "KIND", "STATE", "SIZE", "ENGINE", "WORKER", "STORE", "PENDING", "RESULT")
-        cells = [*[_cells(row, dry_run) for row in rows], *[row.cells(dry_run) for row in held]]
+        cells = [*[row.cells(dry_run) for row in rows], *[row.cells(dry_run) for row in held]]
         out.table(headers, cells, right="   rrr r")
     lines = list(_details(rows, dry_run))
     if lines:
@@ -305,41 +267,7 @@ def _print(
         out.line(f"stored {stored} operations, removed {len(sizes)} arenas ({show_bytes(sum(sizes))})")
 
 
-def _cells(row: _Row, dry_run: bool) -> tuple[str, ...]:
-    arena = row.arena
-    return (
-        arena.path,
-        "arena",
-        arena.state,
-        show_bytes(arena.nbytes),
-        str(arena.engine_pid or "?"),
-        str(arena.worker_pid or "-"),
-        f"{arena.store} ({arena.namespace})" if arena.store else "?",
-        f"{len(arena.pending)}" + (f" + {arena.held} held" if arena.held else "") if arena.store else "?",
-        _intent(arena) if dry_run else _result(row),
-    )
-
-
-def _intent(arena: Leftover) -> str:
-    if arena.home:
-        return "stays: an engine with its configuration takes it over"
-    if arena.state == "dead":
-        return f"would store {len(arena.pending)}" if arena.pending else "would be removed"
-    return {
-        "live": "left alone",
-        "serving": "left alone: its worker serves readers",
-        "draining": "would wait",
-        "damaged": "needs --discard",
-    }[arena.state]
-
-
-def _result(row: _Row) -> str:
-    if row.outcome == "stored":
-        return f"stored {row.stored}" + (f", lost {len(row.failed)}" if row.failed else "")
-    return {"left": "left alone", "finished": "finished by its worker", "kept": "stays"}.get(row.outcome, row.outcome)
-
-
-def _details(rows: Sequence[_Row], dry_run: bool) -> Iterator[tuple[str, str]]:
+def _details(rows: Sequence[ArenaRow], dry_run: bool) -> Iterator[tuple[str, str]]:
     """Yields the first operations that would be stored, or that could not be."""
     if dry_run:
         every = [(what, row.arena.path) for row in rows if row.arena.state == "dead" for what in row.arena.pending]

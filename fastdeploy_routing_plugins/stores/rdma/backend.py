@@ -171,11 +171,11 @@ class RdmaBackend(BlockingBackend):
         if not names:
             return 0
         metadata, producer = self._metadata(), self._own()
-        return metadata.delete(names, "deleted") if producer is None else producer.delete(names)
+        return metadata.delete(names, "deleted") if producer is None else producer.deletions.delete(names)
 
     def _clear(self, prefix: str) -> int:
         metadata, producer = self._metadata(), self._own()
-        return metadata.delete_prefix(prefix) if producer is None else producer.delete_prefix(prefix)
+        return metadata.delete_prefix(prefix) if producer is None else producer.deletions.delete_prefix(prefix)
 
     def _release(self, names: Sequence[str]) -> None:
         self._delete(names)

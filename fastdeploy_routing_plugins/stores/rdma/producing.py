@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import logging
 import os
@@ -18,9 +17,9 @@ from ...errors import (
     ArenaFullError,
     RoutingError,
     StoreUnavailableError,
-    SupersededError,
     UnsupportedError,
 )
+from .deletions import Deletions
 from .metadata.client import Entry
 from .metadata.producer import ProducerLink
 from .place import ArenaInfo, OwnerInfo
@@ -30,7 +29,7 @@ from .transport import rdma
 from .transport.tcp_server import TcpServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from ...arena.file import ArenaFile
     from .config import RdmaConfig
@@ -67,12 +66,12 @@ class Producer:
         self._turns = [threading.Lock() for _ in range(_TURNS)]
         self._revision = 0
         self._withdrawn: set[str] = set()
-        self._doubtful: dict[str, bytes] = {}  # whose deletion may have happened; by name, where they lie
         self._predecessors: list[str] = []  # dead: what they had is ours
         self._engines: dict[str, ArenaFile] = {}
         self._server: TcpServer | None = None
         self._link: ProducerLink | None = None
         self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
+        self.deletions = Deletions(self.shelf, client, self._is_ours)
 
     def start(self) -> None:
         """Takes over what a dead predecessor held, begins to serve, and registers.
@@ -200,9 +199,12 @@ class Producer:
                 return answer
             if isinstance(answer, RoutingError):
                 raise answer
-            if answer.owner != self.owner and answer.owner not in self._predecessors:
+            if not self._is_ours(answer.owner):
                 return answer
         raise StoreUnavailableError(f"the metadata service has another place of {held.name} than its own producer")
+
+    def _is_ours(self, owner: str) -> bool:
+        return owner == self.owner or owner in self._predecessors
 
     def _hold(self, name: str, header: bytes, payload: Buffer) -> Held:
         while True:
@@ -210,7 +212,7 @@ class Producer:
                 return self.shelf.hold(name, header, payload)
             except AlreadyExistsError:
                 # Whoever deleted it may not have reached this process yet, or never will.
-                if not self._let_go(self.shelf.places([name])):
+                if not self.deletions.let_go(self.shelf.places([name])):
                     raise
             except ArenaFullError:
                 if self._config.when_full != "evict" or not self._evict(name):
@@ -220,7 +222,7 @@ class Producer:
         """Lets the oldest rollout go; False if there is none but the one that is being put."""
         names = self.shelf.oldest(keep)
         if names:
-            self.delete(names, "evicted")
+            self.deletions.delete(names, "evicted")
         return bool(names)
 
     def _evict_lent(self, keep: str) -> None:
@@ -235,56 +237,9 @@ class Producer:
         if self._link is not None:
             self._link.update(info)
 
-    def delete(self, names: Sequence[str], reason: str = "deleted") -> int:
-        """Deletes objects, whoever holds them, and lets go of those that lie here; returns how many there were."""
-        items = self.shelf.places(names)
-        with self._doubting(items):
-            count = self._client.delete(names, reason)
-        self.shelf.drop_places(items)
-        return count
-
-    def delete_prefix(self, prefix: str) -> int:
-        """Deletes all objects under a prefix, as ``delete`` does."""
-
-        def held() -> list[tuple[str, bytes]]:
-            return [item for item in self.shelf.inventory() if item[0].startswith(prefix)]
-
-        with self._doubting(held()):
-            count = self._client.delete_prefix(prefix)
-        self._let_go(held())  # not what was put since
-        return count
-
-    @contextlib.contextmanager
-    def _doubting(self, items: Sequence[tuple[str, bytes]]) -> Iterator[None]:
-        """Has the service asked later for objects that are being deleted, if it is not known what became of that."""
-        try:
-            yield
-        except BaseException:
-            with self._lock:
-                self._doubtful.update(dict(items))
-            raise
-
-    def _let_go(self, items: Sequence[tuple[str, bytes]]) -> int:
-        """Lets go of what the service does not have any more of some objects; returns how many those are."""
-        entries = self._client.lookup([name for name, _ in items], fresh=True)
-        gone = [item for item, entry in zip(items, entries, strict=True) if not self._may_be_ours(entry)]
-        self.shelf.drop_places(gone)
-        return len(gone)
-
-    def _may_be_ours(self, entry: Entry | RoutingError) -> bool:
-        if isinstance(entry, Entry):
-            return entry.owner == self.owner or entry.owner in self._predecessors
-        return not isinstance(entry, (AbsentError, SupersededError))
-
     def withdraw(self) -> None:
         """Makes good, at the service, for puts and deletes that failed because it did not answer."""
-        if self._doubtful:
-            with self._lock:
-                items = list(self._doubtful.items())
-            self._let_go(items)
-            with self._lock:
-                for name, _ in items:
-                    self._doubtful.pop(name, None)
+        self.deletions.make_good()
         if not self._withdrawn:
             return
         for name in list(self._withdrawn):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ import pytest
 from fastdeploy_routing_plugins import open_store, open_writer
 from fastdeploy_routing_plugins.errors import AbortedError, AbsentError
 
-from .test_through_writer import PATIENCE, SCHEMA, Place, clean, place, read, routing, until
+from .test_through_writer import PATIENCE, SCHEMA, Place, clean, kill_both, place, read, routing
 
 __all__ = ["place"]  # the fixture
 
@@ -53,12 +51,7 @@ def leave_behind(place: Place, spill: Path, **options: Any) -> None:
     """Hands much over, and kills engine and worker."""
     config = json.dumps(place.config(**OPTIONS, **options))
     command = [sys.executable, "-c", ENGINE, config, json.dumps(limits(place, spill))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
-        assert engine.stdout is not None
-        worker = int(engine.stdout.readline())
-        engine.kill()
-        os.kill(worker, signal.SIGKILL)
-    until(lambda: not os.path.exists(f"/proc/{worker}"))
+    kill_both(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
 
 def look(place: Place) -> None:

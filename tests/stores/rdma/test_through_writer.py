@@ -198,14 +198,19 @@ def test_a_lingering_worker_ends_in_time(place: Place) -> None:
             store.get("x:1")
 
 
-def leave_behind(place: Place) -> None:
-    """Hands x:1 over, and kills engine and worker."""
-    with place.engine("x:1", linger=0) as engine:
+def kill_both(engine: subprocess.Popen[str]) -> None:
+    """Kills an engine that has said who its worker is, and the worker."""
+    with engine:
         assert engine.stdout is not None
         worker = int(engine.stdout.readline())
         engine.kill()
         os.kill(worker, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{worker}"))
+
+
+def leave_behind(place: Place) -> None:
+    """Hands x:1 over, and kills engine and worker."""
+    kill_both(place.engine("x:1", linger=0))
 
 
 def test_the_next_engine_takes_over_after_engine_and_worker_were_killed(place: Place) -> None:
