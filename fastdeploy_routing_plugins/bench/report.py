@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastdeploy_routing_plugins.bench.figures import ORIGINAL
 from fastdeploy_routing_plugins.bench.stream import KIND
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,9 +119,9 @@ class Report:
         """Returns lines about what the tables do not say."""
         work = self.work
         lines = [
-            f"{work.files} arrays of {work.layers} x {work.tokens:,} x {work.top_k} uint8 ({work.nbytes:,} bytes), "
-            f"{self.rounds} rounds after {self.warm_up} to warm up; two processes; every byte compared, outside the "
-            "clock; total: of a round, median of the rounds",
+            f"{counted(work.files, 'array')} of {work.layers} x {work.tokens:,} x {work.top_k} uint8 "
+            f"({work.nbytes:,} bytes), {counted(self.rounds, 'round')} after {self.warm_up} to warm up; two "
+            "processes; every byte compared, outside the clock; total: of a round, median of the rounds",
             *self._rollout_notes(),
             *(f"{name} has {share:.0%} of the plain stream's rate" for name, share in self.shares()),
             *(f"not measured: {name}: {why}" for name, why in self.left_out.items()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import bare_store_options
 from fastdeploy_routing_plugins.config import option_names
-from fastdeploy_routing_plugins.errors import ConfigError, NotFoundError, StoreUnavailableError
-from fastdeploy_routing_plugins.keys import RoutingKey
+from fastdeploy_routing_plugins.errors import ConfigError, StoreUnavailableError
 from fastdeploy_routing_plugins.opening import open_store
 from fastdeploy_routing_plugins.resolver import ResolvedStore, resolve
 from fastdeploy_routing_plugins.resolving.jsontext import parse_text
@@ -30,10 +30,9 @@ from fastdeploy_routing_plugins.resolving.sources import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from fastdeploy_routing_plugins.cli.output import Output
-    from fastdeploy_routing_plugins.status import RolloutStatus
     from fastdeploy_routing_plugins.store.sync import SyncStore
 
 _LOOK = 0.8  # s for each look at why a metadata service does not answer
@@ -75,6 +74,8 @@ class StoreChoice:
             return {STORE_KEY: self.store}, environ
         if self.alone:
             environ.pop(CONFIG_VARIABLE, None)
+        elif self.directory is not None:
+            _forget_folder(environ)
         options = {} if self.config is None else parse_text(self.config, "--config")[0]
         whole = not {STORE_KEY, OPTIONS_KEY, *HOST_KEYS}.difference(HOST_OPTIONS).isdisjoint(options)
         name = self.store or ("local" if self.directory is not None else None)
@@ -108,8 +109,20 @@ class StoreChoice:
         return resolved if self.namespace is None else resolved.with_namespace(self.namespace)
 
     def overruled(self, resolved: ResolvedStore) -> list[str]:
+        """Returns what the command line says and what of the environment that takes the place of, each as a note."""
+        if self.alone:
+            return []
+        notes = []
+        folder = None if self.directory is None else _forget_folder(dict(os.environ))
+        if folder is not None and _real(folder) != _real(resolved.options.get("store_dir", "")):
+            notes.append(f"--dir {self.directory} instead of {folder} from {CONFIG_VARIABLE}")
+        if namespaces := self._other_namespaces(resolved):
+            notes.append(f"--namespace {self.namespace} instead of {' and '.join(namespaces)}")
+        return notes
+
+    def _other_namespaces(self, resolved: ResolvedStore) -> list[str]:
         """Returns ``NAMESPACE from SOURCE`` for each other namespace that ``--namespace`` takes the place of."""
-        if self.namespace is None or self.alone:
+        if self.namespace is None:
             return []
         config, environ = self.sources()
         names = option_names(type(resolved.config))
@@ -122,7 +135,7 @@ class StoreChoice:
         """Opens the store for a ``with`` block.
 
         Args:
-            out: Where it is said that another namespace was configured.
+            out: Where it is said that another namespace or folder was configured.
             existing: Whether the folder of a store ``local`` must exist; otherwise it would be made, and be empty.
 
         Raises:
@@ -134,14 +147,42 @@ class StoreChoice:
             folder = resolved.config.store_dir
             if not os.path.isdir(os.path.expanduser(folder)):
                 raise UsageProblem(f"there is no folder {folder!r}", "--dir takes the store_dir of the engine")
-        if overruled := self.overruled(resolved):
-            out.note(f"note: --namespace {self.namespace} instead of {' and '.join(overruled)}")
+        for note in self.overruled(resolved):
+            out.note(f"note: {note}")
         try:
             store = open_store(resolved)
         except StoreUnavailableError as err:
             raise _explained(resolved, err) from err
         with store:
             yield store
+
+
+def _real(folder: str) -> str:
+    return os.path.realpath(os.path.expanduser(folder))
+
+
+def _forget_folder(environ: dict[str, str]) -> str | None:
+    """Takes the folder of a store ``local`` out of the environment's configuration; returns which it was.
+
+    A configuration of another store goes as a whole, as if ``--store local`` was said.
+    """
+    try:
+        request = request_for("local", None, environ)
+    except ConfigError:
+        return None  # to be told by who uses it
+    if not request.sources:
+        environ.pop(CONFIG_VARIABLE, None)
+        return None
+    content = dict(request.sources[0].content)
+    options = content.get(OPTIONS_KEY)
+    folder = content.pop("local_store_dir", None) or content.pop("store_dir", None)
+    if isinstance(options, dict):
+        content[OPTIONS_KEY] = {key: value for key, value in options.items() if key != "store_dir"}
+        folder = options.get("store_dir", folder)
+    if not isinstance(folder, str):
+        return None
+    environ[CONFIG_VARIABLE] = json.dumps(content)
+    return folder
 
 
 def _explained(resolved: ResolvedStore, err: StoreUnavailableError) -> StoreUnavailableError:
@@ -182,41 +223,3 @@ def _store_options(function: Callable[..., int], *, alone: bool) -> Callable[...
         return function(*args, choose=StoreChoice(store, config, directory, namespace, alone), **kwargs)
 
     return bare_store_options(merged, namespace=not alone)(wrapped)
-
-
-@contextmanager
-def other_choices(store: SyncStore, key: RoutingKey) -> Iterator[None]:
-    """Says which other choices of an id are stored, if the one that is looked for in a ``with`` block is not."""
-    try:
-        yield
-    except NotFoundError as err:
-        rollouts = store.list(key.rollout_id)
-        found = sorted({each.key.choice for each in rollouts if each.key.rollout_id == key.rollout_id} - {key.choice})
-        if not found:
-            raise
-        there = ", ".join(map(str, found[:8])) + (", …" if len(found) > 8 else "")
-        raise NotFoundError(err.message, hint=f"of this id there is choice {there}: --choice", **err.facts) from None
-
-
-def pick(
-    store: SyncStore, ids: Sequence[str], prefix: str | None, everything: bool, choice: int
-) -> tuple[list[RolloutStatus], list[RoutingKey]]:
-    """Returns the rollouts that the selection options mean, and the keys named that do not exist.
-
-    Raises:
-        UsageProblem: not exactly one way of selecting is used.
-    """
-    ways = sum([bool(ids), prefix is not None, everything])
-    if ways > 1:
-        raise UsageProblem("rollout ids, --prefix and --all exclude each other: use one of them")
-    if not ways:
-        raise UsageProblem("name rollout ids, or use --prefix, or --all")
-    if not ids:
-        return store.list(prefix), []
-    found, absent = [], []
-    for key in dict.fromkeys(RoutingKey(text, choice) for text in ids):
-        try:
-            found.append(store.status(key))
-        except NotFoundError:
-            absent.append(key)
-    return found, absent

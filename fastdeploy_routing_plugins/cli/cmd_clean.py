@@ -24,6 +24,7 @@ from fastdeploy_routing_plugins.errors import (
     UnsupportedError,
 )
 from fastdeploy_routing_plugins.stores.rdma.leftovers import awaited
+from fastdeploy_routing_plugins.wording import counted
 from fastdeploy_routing_plugins.writer import leftovers
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
 
@@ -153,10 +154,11 @@ def _settle(out: Output, rows: dict[str, ArenaRow], where: Sequence[str], wait: 
 def _discard(out: Output, rows: Sequence[ArenaRow], young: Sequence[ShelfRow], yes: bool) -> bool:
     """Removes arenas after asking; returns whether the answer, which counts for young shelves as well, was yes."""
     count = sum(len(row.arena.pending) for row in rows)
-    size = f"{len(rows)} arenas ({show_bytes(sum(row.arena.nbytes for row in rows))})"
-    what = f"{size} with {count} operations never stored"
+    size = f"{counted(len(rows), 'arena')} ({show_bytes(sum(row.arena.nbytes for row in rows))})"
+    what = f"{size} with {counted(count, 'operation')} never stored"
     if young:
-        what += f", and {len(young)} shelves with {sum(each.shelf.objects for each in young)} objects"
+        objects = counted(sum(each.shelf.objects for each in young), "object")
+        what += f", and {counted(len(young), 'shelf', 'shelves')} with {objects}"
     if (rows or young) and not yes and not confirmed(f"Remove {what}?", "removes"):
         out.note("nothing was removed")
         for row in rows:
@@ -264,7 +266,8 @@ def _print(
     elif not dry_run:
         stored = sum(row.stored for row in rows)
         sizes = [*[arena.nbytes for arena in gone], *[each.shelf.nbytes for each in held if each.outcome == "removed"]]
-        out.line(f"stored {stored} operations, removed {len(sizes)} arenas ({show_bytes(sum(sizes))})")
+        size = show_bytes(sum(sizes))
+        out.line(f"stored {counted(stored, 'operation')}, removed {counted(len(sizes), 'arena')} ({size})")
 
 
 def _details(rows: Sequence[ArenaRow], dry_run: bool) -> Iterator[tuple[str, str]]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.options import bare_store_options, common_options
-from fastdeploy_routing_plugins.cli.output import counted
 from fastdeploy_routing_plugins.cli.signals import cleaning_up
 from fastdeploy_routing_plugins.doctor.case import Case
 from fastdeploy_routing_plugins.doctor.examining import examine
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

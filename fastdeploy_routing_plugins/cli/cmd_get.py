@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, other_choices, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.export import ENDINGS, about, summary, write_file
-from fastdeploy_routing_plugins.cli.failures import naming
+from fastdeploy_routing_plugins.cli.failures import UsageProblem, naming
 from fastdeploy_routing_plugins.cli.files import check_target
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options, parse_range
-from fastdeploy_routing_plugins.cli.output import Output, show_id
-from fastdeploy_routing_plugins.errors import StoreError
+from fastdeploy_routing_plugins.cli.output import Output, show_id, show_numbers
+from fastdeploy_routing_plugins.cli.selecting import other_choices
+from fastdeploy_routing_plugins.errors import IncompleteError, PendingError, StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
+from fastdeploy_routing_plugins.store.selection import bounds
+
+if TYPE_CHECKING:
+    from fastdeploy_routing_plugins.store.sync import SyncStore
 
 
 @click.command("get")
@@ -28,6 +36,7 @@ from fastdeploy_routing_plugins.keys import RoutingKey
 )
 @choice_option
 @click.option("--layers", callback=parse_range, metavar="A:B", help="Positions in the recorded layers, half-open.")
+@click.option("--layer-ids", callback=parse_range, metavar="A:B", help="Layers by the model's own numbers, half-open.")
 @click.option("--tokens", callback=parse_range, metavar="A:B", help="Absolute tokens, half-open.")
 @click.option(
     "--timeout",
@@ -49,6 +58,7 @@ def command(
     output: Path,
     choice: int,
     layers: slice | None,
+    layer_ids: slice | None,
     tokens: slice | None,
     timeout: float,
     no_verify: bool,
@@ -60,14 +70,19 @@ def command(
     header with schema, range and digests.
     """
     check_target(output, force, ENDINGS)
+    if layers is not None and layer_ids is not None:
+        raise UsageProblem("--layers and --layer-ids exclude each other: positions, or the model's own numbers")
+    key = RoutingKey(rollout_id, choice)
     with choose.open(out) as store:
         try:
-            with other_choices(store, RoutingKey(rollout_id, choice)):
-                record = store.get(
-                    rollout_id, timeout=timeout, choice=choice, layers=layers, tokens=tokens, verify=not no_verify
-                )
+            with other_choices(store, key):
+                if layer_ids is not None:
+                    with suppress(PendingError, IncompleteError):  # what is wanted of it may be there
+                        store.wait(key, timeout=timeout)
+                    layers = _positions(store, key, layer_ids)
+                record = store.get(key, timeout=timeout, layers=layers, tokens=tokens, verify=not no_verify)
         except StoreError as err:
-            err.message = naming(RoutingKey(rollout_id, choice), err.message)
+            err.message = naming(key, err.message)
             raise
         # Written before the store closes, since the array may be a view of the store's memory.
         write_file(output, record, store.namespace, force)
@@ -84,3 +99,17 @@ def command(
     if not out.document(report):
         out.line(f"{show_id(rollout_id, choice)}: {summary(record)} -> {output}")
     return 0
+
+
+def _positions(store: SyncStore, key: RoutingKey, wanted: slice) -> slice | None:
+    """Returns the positions of the recorded layers with the model's numbers in a range; None: nothing is recorded."""
+    schema = store.stat(key).schema
+    if schema is None:
+        return None
+    start, stop = bounds("layer-ids", wanted)
+    ids = schema.layer_ids
+    first, last = bisect_left(ids, start), len(ids) if stop is None else bisect_left(ids, stop)
+    if first >= last:
+        asked = f"{start}:{'' if stop is None else stop}"
+        raise UsageProblem(f"no layer with a number in {asked} is recorded", f"recorded are {show_numbers(ids)}")
+    return slice(first, last)

@@ -9,7 +9,7 @@ import click
 from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
-from fastdeploy_routing_plugins.config import telling
+from fastdeploy_routing_plugins.cli.selecting import note_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,13 +32,11 @@ def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
     """
     with choose.open(out) as store:
         found = store.list(prefix)
-        namespace, resolved = store.namespace, store.resolved
+        namespace = store.namespace
+        if not found and not out.json:
+            note_empty(out, store, prefix)
     if not out.document({"namespace": namespace, "rollouts": [status.to_dict() for status in found]}):
         show_rollouts(out, found)
-        if not found:
-            under = f" under {prefix!r}" if prefix else ""
-            place = ", ".join(f"{name}={value!r}" for name, value in telling(resolved.config).items())
-            out.note(f"no rollouts{under} in namespace {namespace!r} of store {resolved.name!r} ({place})")
     return 0
 
 

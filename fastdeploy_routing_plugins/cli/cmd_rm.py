@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastdeploy_routing_plugins.cli.asking import confirmed
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.cmd_ls import show_rollouts
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import Output, counted, show_bytes
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes
+from fastdeploy_routing_plugins.cli.selecting import pick
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,9 +43,7 @@ def command(
     deleted = 0
     refused = False
     with choose.open(out) as store:
-        found, absent = pick(store, ids, prefix, everything, choice)
-        for key in absent:
-            out.note(f"not found: {key}")
+        found, absent = pick(out, store, ids, prefix, everything, choice)
         size = f"{counted(len(found), 'rollout')} ({show_bytes(sum(status.nbytes for status in found))})"
         where = f"namespace {store.namespace!r} of store {store.resolved.name!r}"
         if dry_run:

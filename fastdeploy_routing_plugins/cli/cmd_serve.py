@@ -19,6 +19,7 @@ from fastdeploy_routing_plugins.keys import DEFAULT_NAMESPACE
 from fastdeploy_routing_plugins.stores.rdma.address import parse
 from fastdeploy_routing_plugins.stores.rdma.metadata.limits import Limits
 from fastdeploy_routing_plugins.stores.rdma.metadata.security import Security
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,10 +199,11 @@ def _print(out: Output, figures: dict[str, Any]) -> None:
     states = ["settling" if figures["settling"] else "ready", f"up {show_time(figures['uptime'])}"]
     out.line(f"epoch {figures['epoch']}, pid {figures['pid']}, {', '.join(states)}")
     out.line(
-        f"{figures['names']} names of {figures['producers']} producers, {show_bytes(figures['memory'])} of memory"
+        f"{counted(figures['names'], 'name')} of {counted(figures['producers'], 'producer')}, "
+        f"{show_bytes(figures['memory'])} of memory"
     )
     out.line(
-        f"{figures['tombstones']} tombstones, {figures['lost_names']} names of lost producers "
+        f"{counted(figures['tombstones'], 'tombstone')}, {counted(figures['lost_names'], 'name')} of lost producers "
         f"({show_bytes(figures['gone_bytes'])})"
     )
     out.line(

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, other_choices, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.failures import Failure, UsageProblem
 from fastdeploy_routing_plugins.cli.options import choice_option, common_options
-from fastdeploy_routing_plugins.cli.output import Output, counted, show_bytes, show_id, show_numbers
+from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_id, show_numbers
 from fastdeploy_routing_plugins.cli.plotting import plot_option, short_id
+from fastdeploy_routing_plugins.cli.selecting import other_choices
 from fastdeploy_routing_plugins.errors import AbortedError, CorruptDataError, StoreError
 from fastdeploy_routing_plugins.keys import RoutingKey
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins.cli.plotting import Plot

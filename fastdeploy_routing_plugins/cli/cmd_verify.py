@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastdeploy_routing_plugins.cli.choosing import StoreChoice, pick, store_options
+from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.cmd_stat import why_aborted
 from fastdeploy_routing_plugins.cli.failures import naming
 from fastdeploy_routing_plugins.cli.options import common_options, selection_options
-from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, counted, show_bytes, show_id
-from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
+from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
+from fastdeploy_routing_plugins.cli.selecting import pick
+from fastdeploy_routing_plugins.errors import AbsentError, RoutingError, StoreClosedError, StoreUnavailableError
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +35,17 @@ def command(
     Exits with 1 if anything is wrong or missing. Warnings, and rollouts that were aborted, do not fail.
     """
     with choose.open(out) as store:
-        found, absent = pick(store, ids, prefix, everything, choice)
+        found, absent = pick(out, store, ids, prefix, everything, choice)
         results = [_absent(key) for key in absent]
+        selected = not ids
+        gone = 0  # since they were listed
         with out.progress(["verifying"], len(found)) as advance:
             for done, status in enumerate(found, 1):
-                results.append(_verify(store, status.key))
+                result = _verify(store, status.key)
+                if selected and not result["ok"] and _is_gone(store, status.key):
+                    gone += 1
+                else:
+                    results.append(result)
                 advance(0, done)
         namespace = store.namespace
     bad = [result for result in results if not result["ok"]]
@@ -45,6 +53,7 @@ def command(
     warned = sum(bool(result["warnings"]) for result in results)
     aborted = sum(result["aborted"] for result in results if result["ok"])
     summary = {"checked": len(results), "bad": len(bad), "aborted": aborted, "warned": warned, "bytes": nbytes}
+    summary["gone"] = gone
     if not out.document({"namespace": namespace, "ok": not bad, **summary, "rollouts": results}):
         rows = [
             (show_id(result["id"], result["choice"], limit=ID_LIMIT), word, text)
@@ -63,6 +72,7 @@ def command(
             + f"{len(results) - len(bad) - aborted} ok, "
             + (f"{aborted} aborted, " if aborted else "")
             + f"{len(bad)} bad, {warned} with warnings"
+            + (f"; {gone} deleted meanwhile" if gone else "")
         )
     return 1 if bad else 0
 
@@ -86,6 +96,14 @@ def _verify(store: SyncStore, key: RoutingKey) -> dict[str, Any]:
         "problems": [naming(key, problem) for problem in report.problems],
         "warnings": list(report.warnings),
     }
+
+
+def _is_gone(store: SyncStore, key: RoutingKey) -> bool:
+    try:
+        store.status(key)
+    except AbsentError:
+        return True
+    return False
 
 
 def _absent(key: RoutingKey) -> dict[str, Any]:

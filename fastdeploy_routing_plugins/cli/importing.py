@@ -11,6 +11,7 @@ from fastdeploy_routing_plugins.cli.output import ID_LIMIT, show_bytes, show_id
 from fastdeploy_routing_plugins.convert import pdtensor
 from fastdeploy_routing_plugins.errors import RoutingError, StoreClosedError, StoreUnavailableError
 from fastdeploy_routing_plugins.keys import RoutingKey
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from fastdeploy_routing_plugins.cli.choosing import StoreChoice
@@ -92,7 +93,7 @@ def _one(
 
 
 def _summary(good: int, counts: dict[str, int], dry_run: bool) -> str:
-    text = f"{good} rollouts {'can be ' if dry_run else ''}imported ({show_bytes(counts['bytes'])})"
+    text = f"{counted(good, 'rollout')} {'can be ' if dry_run else ''}imported ({show_bytes(counts['bytes'])})"
     if counts["there_already"] and not dry_run:
         text += f", {counts['there_already']} of them were there already"
     if counts["incomplete"]:

@@ -121,6 +121,22 @@ class Output:
         Yields:
             A function of a bar's index and of how many are done.
         """
+        told = [0] * len(labels)
+
+        def advance(index: int, done: int) -> None:
+            told[index] = done
+            show(index, done)
+
+        with self._bars(labels, total) as show:
+            try:
+                yield advance
+            except KeyboardInterrupt:
+                done = [f"{label}: {count} of {total}" for label, count in zip(labels, told, strict=True)]
+                self.note(f"interrupted; {', '.join(done)}")
+                raise
+
+    @contextmanager
+    def _bars(self, labels: Sequence[str], total: int) -> Iterator[Callable[[int, int], None]]:
         if sys.stderr is None or not sys.stderr.isatty() or total < 1:
             yield lambda index, done: None
             return
@@ -224,11 +240,6 @@ def show_id(rollout_id: str, choice: int = 0, *, limit: int = 0) -> str:
         half = (limit - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"
     return text + (f" #{choice}" if choice else "")
-
-
-def counted(number: int, word: str) -> str:
-    """Returns ``1 rollout`` or ``2 rollouts``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def show_bytes(count: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy_routing_plugins.cli.output import show_bytes
 from fastdeploy_routing_plugins.errors import ArenaError
 from fastdeploy_routing_plugins.stores.rdma import leftovers
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,14 +55,15 @@ class ShelfRow:
     def cells(self, dry_run: bool) -> tuple[str, ...]:
         """Returns the row as people see it, in the columns of the arenas' table."""
         shelf = self.shelf
+        objects = f", with {counted(shelf.objects, 'object')}" if shelf.objects else ""
         if self.outcome == "removed":
-            result = f"removed, with {shelf.objects} objects" if shelf.objects else "removed"
+            result = f"removed{objects}"
         elif self.outcome == "kept":
             result = "stays"
         else:
             result = f"left alone: {self.why}" if self.why else "left alone"
         if dry_run and shelf.state != "live" and not self.why:
-            result = "would be removed" + (f", with {shelf.objects} objects" if shelf.objects else "")
+            result = f"would be removed{objects}"
         store, pid = f"rdma ({shelf.namespace})" if shelf.namespace else "rdma", str(shelf.pid or "?")
         return shelf.path, shelf.kind, shelf.state, show_bytes(shelf.nbytes), pid, "-", store, "-", result
 

@@ -12,6 +12,7 @@ from fastdeploy_routing_plugins.doctor.lines import Line
 from fastdeploy_routing_plugins.errors import ArenaRoomError, ConfigError
 from fastdeploy_routing_plugins.stores.rdma import leftovers as shelves
 from fastdeploy_routing_plugins.stores.rdma.shelf import MAX_AUTO
+from fastdeploy_routing_plugins.wording import counted
 from fastdeploy_routing_plugins.writer import leftovers as arenas
 from fastdeploy_routing_plugins.writer.limits import WriterLimits
 
@@ -89,21 +90,22 @@ def check_leftovers(case: Case) -> Iterator[Line]:
     useless = [each for each in held if each.state != "live"]
     if useless:
         size, count = show_bytes(sum(each.nbytes for each in useless)), sum(each.objects for each in useless)
-        text = f"{len(useless)} shelves of dead producers ({size}, {count} objects)"
+        text = f"{counted(len(useless), 'shelf', 'shelves')} of dead producers ({size}, {counted(count, 'object')})"
         yield Line("leftovers", "warn", text, "fd-routing clean removes those that no store worker takes over")
     pages = [each for folder in folders for each in shelves.dead_pages(folder)]
     if pages:
         text = f"{len(pages)} pages of dead metadata services ({show_bytes(sum(each.nbytes for each in pages))})"
         yield Line("leftovers", "warn", text, "fd-routing clean removes them")
     if not useless and not pages and all(each.state == "live" for each in dead):
-        yield Line("leftovers", "good", f"none in {', '.join(folders)}; {len(dead) + len(held)} arenas are in use")
+        yield Line("leftovers", "good", f"none in {', '.join(folders)}; arenas in use: {len(dead) + len(held)}")
 
 
 def _arenas(found: Sequence[arenas.Leftover]) -> Iterator[Line]:
     dead = [each for each in found if each.state == "dead"]
     if dead:
         count, size = sum(len(each.pending) for each in dead), show_bytes(sum(each.nbytes for each in dead))
-        yield Line("leftovers", "warn", f"{len(dead)} arenas of dead engines ({size}, {count} operations)", _CLEAN)
+        text = f"{counted(len(dead), 'arena')} of dead engines ({size}, {counted(count, 'operation')})"
+        yield Line("leftovers", "warn", text, _CLEAN)
     for each in found:
         if each.state == "damaged":
             yield Line("leftovers", "warn", f"{each.path}: {each.problem}", "fd-routing clean --discard removes it")

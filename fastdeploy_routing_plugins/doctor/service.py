@@ -14,6 +14,7 @@ from fastdeploy_routing_plugins.doctor.lines import Line
 from fastdeploy_routing_plugins.errors import RoutingError
 from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient, Security
 from fastdeploy_routing_plugins.stores.rdma.metadata.reaching import closed_port, why_silent
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ def service_line(figures: Mapping[str, Any], took: float, *, shared: bool) -> Li
         return Line("service", "info", "no process of this host and user needs one now; the first that does runs it")
     uptime = float(figures.get("uptime", 0.0))
     text = f"answers in {show_time(took)}; epoch {figures.get('epoch', '?')}, pid {figures.get('pid', '?')}, "
-    text += f"up for {show_time(uptime)}, {figures.get('names', '?')} objects"
+    text += f"up for {show_time(uptime)}, {counted(int(figures.get('names', 0)), 'object')}"
     if figures.get("settling"):
         return Line("service", "info", f"{text}; it has just started, producers are telling it what they hold")
     return Line("service", "good", text)
@@ -96,7 +97,7 @@ def producers_line(owners: Sequence[Mapping[str, Any]]) -> Line:
     states = Counter(str(owner.get("state", "?")) for owner in owners)
     silent = [owner for owner in owners if owner.get("state") in ("suspect", "lost")]
     text = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    text += f", with {sum(int(owner.get('names', 0)) for owner in owners)} objects"
+    text += f", with {counted(sum(int(owner.get('names', 0)) for owner in owners), 'object')}"
     if not silent:
         return Line("producers", "good", text)
     named = ", ".join(map(_named, silent[:_NAMED])) + (", ..." if len(silent) > _NAMED else "")

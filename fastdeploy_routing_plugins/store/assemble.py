@@ -11,6 +11,7 @@ from ..errors import ConflictError, IncompleteError, InvalidKeyError, NotFoundEr
 from ..keys import decode_component
 from ..names import AbortName, ObjectName, Part, PartName, SealName, is_attempt, parse_object
 from ..status import RolloutStatus, State
+from ..wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -200,7 +201,7 @@ def absence(status: RolloutStatus, missing: tuple[Part, ...]) -> PendingError | 
         )
     if status.total_tokens is None:
         return PendingError(
-            f"{status.key} has {len(status.parts)} parts, its total number of tokens is not known yet",
+            f"{status.key} has {counted(len(status.parts), 'part')}, its total number of tokens is not known yet",
             hint="the producer states total_tokens with a part, or calls seal(id, total_tokens)",
             parts=[name.part for name in status.parts],
         )

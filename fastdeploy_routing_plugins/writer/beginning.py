@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import RoutingError
 from ..spec import Capability
+from ..wording import counted
 from .adoption import adopt_others
 from .messages import Message, Note, short
 
@@ -53,4 +54,4 @@ def _count(store: SyncStore, notes: queue.SimpleQueue[Note]) -> None:
         return
     if count and time.monotonic() - began < _COUNTING:  # later the list has rollouts of this run
         cure = "set FD_ROUTING_NAMESPACE to a name of its own for each run"
-        notes.put(Note(logging.WARNING, f"{where} already holds {count} rollouts; {cure}"))
+        notes.put(Note(logging.WARNING, f"{where} already holds {counted(count, 'rollout')}; {cure}"))

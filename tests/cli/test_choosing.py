@@ -103,8 +103,34 @@ def test_store_alone_drops_the_environment_for_another_store(monkeypatch: pytest
     assert StoreChoice(store="noop").resolve().name == "noop"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        LOCAL,
+        {"store_dir": "/x"},
+        {"routing_store_type": "local", "local_store_dir": "/x"},
+        {"routing_store_type": "noop"},
+    ],
+)
+def test_a_folder_takes_the_place_of_the_environments(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "y").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, json.dumps(said))
+
+    found = invoke("ls", "--dir", "y/")
+    note = "note: --dir y/ instead of /x from FD_ROUTING_STORE_CONFIG" in found.stderr
+    assert (found.exit_code, note) == (0, said != {"routing_store_type": "noop"})
+
+
+def test_a_folder_leaves_the_environments_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({**LOCAL, "routing_store_config": {"store_dir": "/x", "fsync": True}}))
+
+    assert StoreChoice(directory="/y").resolve().options == {"store_dir": "/y", "fsync": True, "layout": "safetensors"}
+
+
 CONTRADICTING = [
-    StoreChoice(directory="/y"),
     StoreChoice(store="local", config='{"store_dir": "/y"}'),
     StoreChoice(config=json.dumps({"routing_store_type": "noop"})),
 ]
@@ -120,7 +146,7 @@ def test_options_that_contradict_the_environment_are_refused(
         choice.resolve()
 
 
-@pytest.mark.parametrize("choice", CONTRADICTING)
+@pytest.mark.parametrize("choice", [*CONTRADICTING, StoreChoice(directory="/y")])
 def test_where_the_command_line_stands_alone_the_environment_does_not_count(
     choice: StoreChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

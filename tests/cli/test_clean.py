@@ -165,7 +165,7 @@ def test_everything_that_was_pending_is_counted_as_stored(cleaned: tuple[Scene, 
 def test_people_read_what_became_of_it(scene: Scene) -> None:
     scene.leave()
 
-    assert "stored 12 operations, removed 1 arenas (8.0 MiB)" in scene.run_clean().stdout
+    assert "stored 12 operations, removed 1 arena (8.0 MiB)" in scene.run_clean().stdout
 
 
 def test_several_dead_engines_are_cleaned_up_at_once(scene: Scene) -> None:
@@ -420,7 +420,7 @@ def test_discarding_is_asked_for(scene: Scene) -> None:
     scene.leave()
     ended = scene.run_clean("--discard", input="n\n")
 
-    assert "Remove 1 arenas (8.0 MiB) with 12 operations never stored? [y/N]" in ended.stderr
+    assert "Remove 1 arena (8.0 MiB) with 12 operations never stored? [y/N]" in ended.stderr
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("n\n", 1, True), ("y\n", 0, False), ("", 2, True)])

@@ -48,7 +48,7 @@ def test_people_read_what_became_of_a_shelf(tmp_path: Path) -> None:
     leave_shelf(tmp_path)
     said = run("clean", "--arena-dir", str(tmp_path)).stdout
 
-    assert ("removed, with 2 objects" in said, "removed 1 arenas (2.0 MiB)" in said) == (True, True)
+    assert ("removed, with 2 objects" in said, "removed 1 arena (2.0 MiB)" in said) == (True, True)
 
 
 def test_a_dry_run_shows_a_dead_shelf(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_young_shelf_stays_if_people_say_no(tmp_path: Path) -> None:
     path = leave_shelf(tmp_path, age=0.0)
     ended = run("clean", "--arena-dir", str(tmp_path), "--discard", input="n\n")
 
-    assert ("1 shelves with 2 objects" in ended.stderr, os.path.exists(path)) == (True, True)
+    assert ("1 shelf with 2 objects" in ended.stderr, os.path.exists(path)) == (True, True)
 
 
 def test_a_damaged_shelf_is_removed(tmp_path: Path) -> None:

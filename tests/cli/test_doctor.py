@@ -217,7 +217,7 @@ def test_the_arena_of_a_dead_engine_is_a_warning(tmp_path: Path) -> None:
     Arena.create(str(tmp_path), 2 << 20, Setup.of(resolved, SCHEMA, WriterLimits()).encode()).close(remove=False)
     (line,) = examined("--arena-dir", str(tmp_path))["leftovers"]
 
-    assert (line["kind"], "1 arenas of dead engines" in line["text"]) == ("warn", True)
+    assert (line["kind"], "1 arena of dead engines" in line["text"]) == ("warn", True)
 
 
 def test_the_page_of_a_dead_service_is_a_warning(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_producers_are_counted_with_what_they_hold(address: str, tmp_path: Path)
     with registered_producer(address, tmp_path):
         (line,) = examined(*options(address))["producers"]
 
-    assert (line["kind"], line["text"]) == ("good", "1 alive, with 1 objects")
+    assert (line["kind"], line["text"]) == ("good", "1 alive, with 1 object")
 
 
 def test_a_producer_that_gives_no_sign_is_a_warning(tmp_path: Path) -> None:

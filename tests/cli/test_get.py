@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 import time
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,48 @@ def test_a_range_is_that_range(
     assert np.array_equal(load(path), routing(20, 1)[index])
 
 
-@pytest.mark.parametrize("option", ["--layers", "--tokens"])
-@pytest.mark.parametrize("text", ["", "a", "1:2:3", "-1:2", "1.5", "٣:٤", "5:2", "0:999"])
+@pytest.mark.parametrize(
+    ("given", "expected"), [("1:3", slice(0, 2)), ("3", slice(2, 3)), ("2:", slice(1, None)), (":99", slice(None))]
+)
+def test_layers_may_be_told_by_the_models_numbers(
+    filled: SyncStore, here: list[str], tmp_path: Path, given: str, expected: slice
+) -> None:
+    path = tmp_path / "x.npy"
+    report = invoke_json("get", "x:1", "-o", str(path), "--layer-ids", given, *here)
+
+    stored = filled.get("x:1")
+    assert report["layer_ids"] == list(stored.layer_ids[expected])
+    assert np.array_equal(np.load(path), stored.routing[expected])
+
+
+def test_layers_by_number_of_a_rollout_that_is_still_written(
+    store: SyncStore, here: list[str], tmp_path: Path
+) -> None:
+    store.put("half", routing(10), tokens=(0, 10), total_tokens=30)
+    path = tmp_path / "x.npy"
+
+    assert invoke("get", "half", "-o", str(path), "--layer-ids", "1:3", *here).exit_code == 1
+    assert invoke("get", "half", "-o", str(path), "--layer-ids", "1:3", "--tokens", "0:10", *here).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--layer-ids", "50:60"], "recorded are 1-"), (["--layer-ids", "1", "--layers", "0"], "exclude each other")],
+)
+def test_layers_that_are_none_are_refused(
+    filled: SyncStore, here: list[str], tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    result = invoke("get", "x:1", "-o", str(tmp_path / "x.npy"), *arguments, *here)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+
+
+SENSELESS = ["", "a", "1:2:3", "-1:2", "1.5", "٣:٤", "5:2"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [*product(["--layers", "--layer-ids", "--tokens"], SENSELESS), ("--layers", "0:999"), ("--tokens", "0:999")],
+)
 def test_a_range_that_makes_no_sense_is_wrong_usage(
     filled: SyncStore, here: list[str], tmp_path: Path, option: str, text: str
 ) -> None:

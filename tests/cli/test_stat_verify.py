@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from fastdeploy_routing_plugins import SyncStore
 from fastdeploy_routing_plugins.keys import encode_component
 
 from .helpers import invoke, invoke_json, routing
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from fastdeploy_routing_plugins import SyncStore
 
 
 def damage(folder: Path, rollout_id: str, at: int = -1) -> None:
@@ -165,8 +164,26 @@ def test_verify_of_all_is_fine_when_all_is(filled: SyncStore, here: list[str]) -
     assert (result.exit_code, result.stdout) == (0, "4 rollouts checked (1.9 KiB): 4 ok, 0 bad, 0 with warnings\n")
 
 
-def test_verify_of_an_empty_store_is_fine(store: SyncStore, here: list[str]) -> None:
-    assert invoke("verify", "--all", *here).exit_code == 0
+def test_verify_of_an_empty_store_is_fine_and_told(store: SyncStore, here: list[str]) -> None:
+    result = invoke("verify", "--all", *here)
+
+    assert (result.exit_code, "no rollouts in namespace 'default'" in result.stderr) == (0, True)
+
+
+def test_verify_does_not_take_for_damage_what_is_deleted_meanwhile(
+    filled: SyncStore, here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = SyncStore.verify
+
+    def later(store: SyncStore, key: Any, **options: Any) -> Any:
+        store.delete("x:1", "x:10")
+        return verify(store, key, **options)
+
+    monkeypatch.setattr(SyncStore, "verify", later)
+    result = invoke("verify", "--all", *here)
+
+    assert result.stdout == "2 rollouts checked (960 B): 2 ok, 0 bad, 0 with warnings; 2 deleted meanwhile\n"
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("at", [-1, 0, 9, 100, 300])

@@ -234,7 +234,8 @@ class Case:
         """Checks what one engine was told, and that nothing held it up beyond its deadline."""
         story = Story()
         story.add(plan.diary)
-        words = plan.diary.with_suffix(".stderr").read_text().strip()
+        said = plan.diary.with_suffix(".stderr")
+        words = said.read_text().strip() if said.exists() else ""  # killed before it came so far
         if words:
             self.problems.append(f"{plan.name} printed {words}")
         for what in ("flush", "close"):

@@ -14,11 +14,12 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from fastdeploy_routing_plugins.errors import AlreadyExistsError, ConfigError, NotFoundError, StoreUnavailableError
-from fastdeploy_routing_plugins.stores.local import publish
+from fastdeploy_routing_plugins.stores.local import publish, watch
 
 from ..helpers import Item, descriptors, opened, part, prefix_of, put
 
@@ -167,12 +168,16 @@ def fork_within_a_wait(store_dir: str) -> None:
     """Forks in a signal handler while waiting; the child's wait goes on without taking the parent's notices."""
     children = []
 
-    def handle(*_: object) -> None:
-        children.append(os.fork())
+    def handle(_: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not watch._Watch.wait.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            children.append(os.fork())
 
     signal.signal(signal.SIGALRM, handle)
     with opened(store_dir) as backend:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.01)  # until it waits
         names = backend._wait(prefix_of("x:1"), [], time.monotonic() + 1.2)
         if children == [0]:
             put(backend, part("x:2"))
