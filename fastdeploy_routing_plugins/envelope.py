@@ -281,8 +281,10 @@ def decode_header(
         if isinstance(header, PartHeader):
             model = header.model()
             _check_part(header, model)
-            if known is not None and header.is_that_of(known, model):
-                return header
+            if known is not None:
+                if header.is_that_of(known, model):
+                    return header
+                raise CorruptDataError(f"the header belongs to {header.name()}, not to {known.key}", name=name)
             if name is not None and header.is_called(name, model):
                 return header
         stored = header.name()

@@ -57,7 +57,7 @@ def command(out: Output, folder: str, names: Sequence[str]) -> int:
     clients = list(dict.fromkeys(names)) or ["client"]
     for path in [base / f"{name}.json" for name in clients] + ([] if adding else [clients_file]):
         if path.exists():
-            raise UsageProblem(f"{path} exists", "keys are never overwritten")
+            raise UsageProblem(f"{path} exists", "keys are never overwritten: remove the file to make them anew")
     try:
         made = _add(base, clients) if adding else _make(base, clients)
     except OSError as err:

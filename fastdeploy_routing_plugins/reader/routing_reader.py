@@ -327,5 +327,5 @@ class RoutingReader(ReaderHandle):
         Terms(self.schema, fresh=fresh)  # says if it is none
         given = list(several.some(ids))
         stats = self._own().concurrent().run(lambda store, _: gathering.stats(store, several.keys(given)))
-        spans = [fresh.stale(stat.weight_versions, [(0, turns.covered(stat.status))]) for stat in stats]
+        spans = [fresh.stale(stat.weight_versions, [(0, turns.covered(stat.status))], stat.unstated) for stat in stats]
         return {key: some for key, some in zip(given, spans, strict=True) if some}

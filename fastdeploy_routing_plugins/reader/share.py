@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidRecordError
+from ..record import unstated_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,7 @@ class RoutingShare:
         attempt: The attempt that was read; -1 if nothing was asked.
         weight_versions: Spans of weight versions over these tokens, absolute, as far as the producer stated them.
         producers: Who wrote it.
+        unstated: Ranges of tokens, absolute, of which some layers' producer stated no weights while others did.
     """
 
     routing: IntArray
@@ -50,6 +52,7 @@ class RoutingShare:
     attempt: int = -1
     weight_versions: tuple[WeightSpan, ...] = ()
     producers: tuple[str, ...] = ()
+    unstated: tuple[Range, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -114,7 +117,15 @@ def joined(pieces: Sequence[Sequence[RoutingRecord]], length: int) -> RoutingSha
         attempt=every[0].attempt,
         weight_versions=tuple(sorted(spans, key=lambda span: (span.start, span.stop, str(span.version)))),
         producers=tuple(dict.fromkeys(name for piece in every for name in piece.producers)),
+        unstated=_unstated(every),
     )
+
+
+def _unstated(pieces: Sequence[RoutingRecord]) -> tuple[Range, ...]:
+    """Returns of which tokens some piece's producers stated no weights while others did."""
+    said = [(piece.part.tokens, bool(piece.weight_versions)) for piece in pieces if piece.num_tokens]
+    most = max([stop for (_, stop), _ in said], default=0)
+    return tuple(sorted({*unstated_within(said, (0, most)), *[each for piece in pieces for each in piece.unstated]}))
 
 
 def _along(arrays: list[IntArray], axis: int) -> IntArray:

@@ -97,15 +97,23 @@ class Freshness:
             return None
         return self.current - version
 
-    def stale(self, spans: Iterable[WeightSpan], ranges: Iterable[tuple[int, int]]) -> tuple[StaleSpan, ...]:
+    def stale(
+        self,
+        spans: Iterable[WeightSpan],
+        ranges: Iterable[tuple[int, int]],
+        unstated: Iterable[tuple[int, int]] = (),
+    ) -> tuple[StaleSpan, ...]:
         """Returns what is too old among some tokens, in order.
 
         Args:
             spans: What the producers stated, absolute, in order. Where two versions are stated for one token, as for
                 two layers of it, either can make it too old.
             ranges: Which tokens, absolute.
+            unstated: Of which of them nothing is stated for some layers, although ``spans`` may have them for others.
         """
         found: list[StaleSpan] = []
+        ranges = list(ranges)
+        silent = [] if self.accept_unstated else list(unstated)
         spans = sorted(spans, key=lambda span: (span.start, span.stop))
         for start, stop in ranges:
             reached = start
@@ -121,11 +129,15 @@ class Freshness:
                 reached = max(reached, high)
             if reached < stop and not self.accept_unstated:
                 found.append(StaleSpan(reached, stop, None, None))
-        return tuple(found)
+        known = [(span.start, span.stop) for span in found if span.version is None]
+        for low, high in silent:
+            for start, stop in ranges:
+                found += [StaleSpan(*left, None, None) for left in _outside((max(low, start), min(high, stop)), known)]
+        return tuple(sorted(found, key=lambda span: span.start) if silent else found)
 
     def of(self, routing: RoutingRecord | RoutingShare) -> tuple[StaleSpan, ...]:
         """Returns what is too old in what was read."""
-        return self.stale(routing.weight_versions, _ranges(routing))
+        return self.stale(routing.weight_versions, _ranges(routing), routing.unstated)
 
     def mask(self, routing: RoutingRecord | RoutingShare) -> npt.NDArray[np.bool_]:
         """Returns bool ``[tokens]``: whether the weights of each token of ``routing``, in its order, are accepted."""
@@ -159,6 +171,15 @@ class Freshness:
             key=key,
             spans=stale,
         )
+
+
+def _outside(tokens: tuple[int, int], known: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns what of some tokens lies in none of some ranges, which may touch and follow each other in any order."""
+    left = [tokens] if tokens[0] < tokens[1] else []
+    for start, stop in known:
+        cut = [(low, min(high, start)) for low, high in left] + [(max(low, stop), high) for low, high in left]
+        left = [(low, high) for low, high in cut if low < high]
+    return left
 
 
 def _ranges(routing: RoutingRecord | RoutingShare) -> tuple[tuple[int, int], ...]:

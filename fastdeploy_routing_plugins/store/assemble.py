@@ -48,7 +48,9 @@ class Attempts:
     @staticmethod
     def sole(prefix: str, names: Sequence[str]) -> tuple[int, PartName] | None:
         """Returns attempt and part if a rollout is one part that covers it, the usual case; None otherwise."""
-        return _as_sole(names[0][len(prefix) :]) if len(names) == 1 else None
+        if len(names) != 1 or not names[0].startswith(prefix):
+            return None
+        return _as_sole(names[0][len(prefix) :])
 
     @property
     def highest(self) -> int:

@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..keys import RoutingKey, decode_component, encode_namespace, encode_prefix
 from ..names import Part
-from ..record import WeightSpan, spans_within
+from ..record import WeightSpan, spans_within, unstated_within
 from . import reading
 from .assemble import absence, uncovered
 
@@ -47,6 +47,7 @@ class RolloutStat:
         weight_versions: Spans over the tokens, as far as producers stated them.
         producers: Who wrote the parts.
         time_ns: When the last part was put, in ns since the epoch by its producer's clock; 0 without parts.
+        unstated: Ranges of tokens of which some parts state no weights while others do.
     """
 
     status: RolloutStatus
@@ -54,6 +55,7 @@ class RolloutStat:
     weight_versions: tuple[WeightSpan, ...]
     producers: tuple[str, ...]
     time_ns: int
+    unstated: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ async def stat(objects: Objects, status: RolloutStatus, namespace: str) -> Rollo
         spans_within([span for header in headers for span in header.spans()], (0, stop)),
         tuple(dict.fromkeys(header.producer for header in headers)),
         max((header.time_ns for header in headers), default=0),
+        unstated_within([(header.tokens, bool(header.weight_versions)) for header in headers], (0, stop)),
     )
 
 

@@ -141,6 +141,43 @@ def test_keys_and_a_secret_are_asked_for(address: str, tmp_path: Path) -> None:
         process.wait(20)
 
 
+@pytest.mark.parametrize(
+    ("serves", "asks", "said"),
+    [
+        ("a", "", "wants keys, and this side has none"),
+        ("a", "b", "takes other keys than this side's"),
+        ("", "b", "has no keys, and this side has some"),
+    ],
+)
+def test_what_is_wrong_with_the_keys_is_told(address: str, tmp_path: Path, serves: str, asks: str, said: str) -> None:
+    for folder in ("a", "b"):
+        invoke("keygen", str(tmp_path / folder))
+    options = ["--keys", str(tmp_path / serves / "server.json")] if serves else []
+    own = {"server": address, "timeout": 0.5} | ({"keys": str(tmp_path / asks / "client.json")} if asks else {})
+    config = json.dumps({"routing_store_type": "rdma", "routing_store_config": own})
+    with started("serve", address, *options) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = invoke("ls", "--config", config)
+        looked = invoke("doctor", "--config", config, "--timeout", "1")
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    assert (found.exit_code, said in found.stderr, said in looked.stdout) == (1, True, True)
+
+
+@pytest.mark.parametrize(("secret", "said"), [("", "wants a secret"), ("wrong", "wants another secret")])
+def test_what_is_wrong_with_the_secret_is_told(address: str, secret: str, said: str) -> None:
+    own = {"server": address, "secret": secret}
+    with started("serve", address, "--secret", "hush") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = invoke("ls", "--config", json.dumps({"routing_store_type": "rdma", "routing_store_config": own}))
+        status = invoke("serve", address, "--status", "--secret", secret)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    assert (found.exit_code, said in found.stderr, said in status.stderr) == (2, True, True)
+
+
 def test_keygen_makes_files_for_this_user_alone(tmp_path: Path) -> None:
     files = invoke_json("keygen", str(tmp_path / "keys"), "a", "b")["files"]
     assert {os.path.basename(path) for path in files} == {"server.json", "clients.json", "a.json", "b.json"}

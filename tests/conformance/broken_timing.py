@@ -136,7 +136,7 @@ class TakesFewAtOnce(Folder):
         try:
             if busy:
                 raise StoreUnavailableError("too many requests")
-            time.sleep(0.02)
+            time.sleep(0.2)
             super()._put(name, header, payload)
         finally:
             with self.lock:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fastdeploy_routing_plugins import Freshness, ParallelLayout, RoutingReader, WeightSpan
 from fastdeploy_routing_plugins import errors as e
 
-from .places import NAMES, Place, place, routing
+from .places import NAMES, SCHEMA, Place, place, routing
 
 TWO = (WeightSpan(0, 7, 5), WeightSpan(7, 10, 6))  # weights 5 made the first seven tokens
 
@@ -142,18 +142,39 @@ def test_values_that_do_not_fit_are_refused(wrong: Any, said: str) -> None:
         Freshness(*wrong)
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 4)), max_size=6), st.data())
+def test_layers_of_unstated_weights_are_too_old_whatever_others_state(stored: Place) -> None:
+    with stored.store() as store, stored.reader() as reader:
+        rest = (1, SCHEMA.num_layers)
+        store.put("mixed", routing(6)[:1], layers=(0, 1), total_tokens=6, weight_versions=[WeightSpan(0, 6, 9)])
+        store.put("mixed", routing(6)[1:, :4], layers=rest, tokens=(0, 4))
+        store.put("mixed", routing(6)[1:, 4:], layers=rest, tokens=(4, 6), weight_versions=[WeightSpan(4, 6, 8)])
+        fresh = Freshness(9, 0)
+        with pytest.raises(e.StaleError, match=r"tokens 0:4 of weights that nobody stated; tokens 4:6 of version 8"):
+            reader.get("mixed", fresh=fresh)
+        assert spans(reader.stale(["mixed"], Freshness(9, 1))["mixed"]) == [(0, 4, None)]
+        assert reader.get("mixed", fresh=fresh, layers=(0, 1)).unstated == ()
+        assert reader.get("mixed", fresh=Freshness(9, 1, accept_unstated=True)).unstated == ((0, 4),)
+        batch = reader.get_batch(["mixed"], on_missing="mask", fresh=Freshness(9, 1))
+        assert batch.mask.tolist() == [[False] * 4 + [True] * 2]
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted).map(tuple), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(0, 4)), max_size=6), RANGES, st.data())
 def test_the_stale_tokens_are_those_of_a_token_by_token_look(
-    given_spans: list[tuple[int, int, int]], data: st.DataObject
+    given_spans: list[tuple[int, int, int]], unstated: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     stated = [WeightSpan(min(a, b), max(a, b), version) for a, b, version in given_spans if a != b]
     fresh = Freshness(4, data.draw(st.integers(0, 4)), accept_unstated=data.draw(st.booleans()))
     start, stop = sorted(data.draw(st.tuples(st.integers(0, 20), st.integers(0, 20))))
-    found = {token for span in fresh.stale(stated, [(start, stop)]) for token in range(span.start, span.stop)}
+    stale = fresh.stale(stated, [(start, stop)], unstated)
+    found = {token for span in stale for token in range(span.start, span.stop)}
     expected = set()
     for token in range(start, stop):
         ages = [4 - span.version for span in stated if span.start <= token < span.stop]  # type: ignore[operator]
-        if any(age > fresh.max_staleness for age in ages) or (not ages and not fresh.accept_unstated):
+        silent = not ages or any(low <= token < high for low, high in unstated)
+        if any(age > fresh.max_staleness for age in ages) or (silent and not fresh.accept_unstated):
             expected.add(token)
     assert found == expected
 

@@ -32,7 +32,7 @@ class RdmaConfig:
         linger: Seconds for which a store worker whose engine is gone goes on serving what readers did not release.
         timeout: Seconds after which a call gives up on a service or producer that does not answer.
         arena_dir: A tmpfs for shared memory.
-        secret: Shared secret of producers and readers, for TCP.
+        secret: Shared secret: the service asks for it if it has one, and producers ask readers for it, by TCP.
         keys: File with the CURVE keys for the metadata service, made by ``fd-routing keygen``.
         device: RDMA devices to use, by name, parted by commas; empty: all.
         allow_tcp: Whether Mooncake may fall back to its own TCP mode, which is meant for tests.
@@ -78,7 +78,7 @@ class RdmaConfig:
     )
     arena_dir: str = field(default="/dev/shm", metadata={"doc": "a tmpfs for shared memory"})  # noqa: S108 - one is needed
     secret: str = field(
-        default="", metadata={"doc": "shared secret of producers and readers, for TCP", "secret": True}
+        default="", metadata={"doc": "shared secret of service, producers and readers", "secret": True}
     )
     keys: str = field(default="", metadata={"doc": "file of CURVE keys, made by `fd-routing keygen`"})
     device: str = field(default="", metadata={"doc": "RDMA devices by name, parted by commas; empty: all"})

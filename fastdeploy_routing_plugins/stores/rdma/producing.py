@@ -20,6 +20,7 @@ from ...errors import (
     UnsupportedError,
 )
 from .deletions import Deletions
+from .eviction import Eviction
 from .metadata.client import Entry
 from .metadata.producer import ProducerLink
 from .place import ArenaInfo, OwnerInfo
@@ -72,6 +73,7 @@ class Producer:
         self._link: ProducerLink | None = None
         self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
         self.deletions = Deletions(self.shelf, client, self._is_ours)
+        self._eviction = Eviction(self.shelf, self.deletions)
 
     def start(self) -> None:
         """Takes over what a dead predecessor held, begins to serve, and registers.
@@ -163,9 +165,11 @@ class Producer:
         Raises:
             AlreadyExistsError: this producer holds the name; carries its header.
             ArenaFullError: there is no room.
+            EvictedError: it continues what was evicted before it was complete.
             StoreUnavailableError: the service does not answer; nobody can get the object then.
         """
         self.withdraw()
+        self._eviction.check(name)
         with self._turns[hash(name) % _TURNS]:  # who comes second hears that it exists when readers can get it
             return self._put(name, header, payload)
 
@@ -214,20 +218,13 @@ class Producer:
                 # Whoever deleted it may not have reached this process yet, or never will.
                 if not self.deletions.let_go(self.shelf.places([name])):
                     raise
-            except ArenaFullError:
-                if self._config.when_full != "evict" or not self._evict(name):
+            except ArenaFullError as err:
+                if self._config.when_full != "evict" or "most" in err.facts or not self._eviction.evict(name):
                     raise
-
-    def _evict(self, keep: str) -> bool:
-        """Lets the oldest rollout go; False if there is none but the one that is being put."""
-        names = self.shelf.oldest(keep)
-        if names:
-            self.deletions.delete(names, "evicted")
-        return bool(names)
 
     def _evict_lent(self, keep: str) -> None:
         limit = _LENT_SHARE * max((file.nbytes for file in self._engines.values()), default=0)
-        while self.shelf.lent_bytes() > limit and self._evict(keep):
+        while self.shelf.lent_bytes() > limit and self._eviction.evict(keep):
             pass
 
     def _update(self) -> None:

@@ -13,9 +13,11 @@ import msgspec
 
 from ...arena.arena import Arena
 from ...arena.file import SHELF as SHELF_KIND
+from ...arena.layout import PAGE, block_size
 from ...arena.room import MIN_ARENA, modest_size
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
 from .card import encode_card
+from .metadata.naming import rollout_of
 from .place import SHELF, ArenaInfo, Place, encode
 
 if TYPE_CHECKING:
@@ -188,6 +190,13 @@ class Shelf:
     def _card(self, meta: bytes, payload_bytes: int) -> Block:
         block = self._arena.allocate(meta, payload_bytes)
         if block is None:
+            size, most = block_size(len(meta), payload_bytes)[0] * PAGE, self._arena.capacity
+            if size > most:
+                raise ArenaFullError(
+                    f"{payload_bytes} bytes do not fit the shelf of this producer, which has {most} bytes in all",
+                    hint="option capacity makes it larger; parts of fewer tokens or layers may be put one by one",
+                    most=most,
+                )
             raise ArenaFullError(
                 f"the shelf of this producer ({self._arena.capacity >> 20} MiB) has no room for {payload_bytes} bytes",
                 hint="reader.release(ids) or delete(ids) frees what is no longer needed; option capacity makes it "
@@ -243,12 +252,12 @@ class Shelf:
 
     def oldest(self, keep: str) -> list[str]:
         """Returns the names of the rollout that was put first of all that are held, but for that of a name."""
-        kept = _rollout(keep)
+        kept = rollout_of(keep)
         with self._lock:
             first = next((name for name in self._held if not name.startswith(kept)), None)
             if first is None:
                 return []
-            rollout = _rollout(first)
+            rollout = rollout_of(first)
             return [name for name in self._held if name.startswith(rollout)]
 
     @property
@@ -321,8 +330,3 @@ class Shelf:
         self._closed = True
         self._held = {}
         self._arena.forget()
-
-
-def _rollout(name: str) -> str:
-    """Returns what the names of all of a rollout's objects begin with."""
-    return name.rsplit("/", 2)[0] + "/"

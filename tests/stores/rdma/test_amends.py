@@ -15,8 +15,10 @@ import pytest
 from fastdeploy_routing_plugins import SyncStore, open_store
 from fastdeploy_routing_plugins.buffer import Buffer
 from fastdeploy_routing_plugins.errors import (
+    AbortedError,
     ArenaFullError,
     ConflictError,
+    EvictedError,
     NotFoundError,
     PendingError,
     StoreUnavailableError,
@@ -165,6 +167,38 @@ def test_evicting_repeats_nothing_and_keeps_the_rollout_that_is_put(place: Place
         store.put("oldest", routing(0, LARGE)[:, 100:], tokens=(100, LARGE))
         store.seal("oldest", LARGE)
         assert is_there(store, "oldest", 0, LARGE)
+
+
+def test_what_can_never_fit_evicts_nothing(place: Place) -> None:
+    with open_store(place.config(when_full="evict"), schema=SCHEMA) as store:
+        for number in range(5):
+            store.put(f"x:{number}", routing(number, LARGE))
+        with pytest.raises(ArenaFullError, match="do not fit the shelf of this producer, which has"):
+            store.put("huge", routing(9, 10 * LARGE))
+        assert len(store.list()) == 5
+
+
+def test_what_goes_on_with_an_evicted_half_is_refused(place: Place) -> None:
+    with open_store(place.config(when_full="evict"), schema=SCHEMA) as store:
+        store.put("half", routing(0, LARGE)[:, :100], tokens=(0, 100))
+        store.put("whole", routing(1, LARGE))
+        number = 0
+        while {status.key.rollout_id for status in store.list()} & {"half", "whole"}:
+            store.put(f"x:{number}", routing(number, LARGE))
+            number += 1
+        with pytest.raises(EvictedError, match="evicted before it was complete"):
+            store.put("half", routing(0, LARGE)[:, 100:], tokens=(100, LARGE))
+        with pytest.raises(EvictedError):
+            store.seal("half", LARGE)
+        with pytest.raises(EvictedError):
+            store.get("half", timeout=0.2)
+        store.abort("half", "its first part went")
+        with pytest.raises(AbortedError):
+            store.get("half")
+        store.put("half", routing(2, LARGE), attempt=1)
+        store.put("whole", routing(1, LARGE))
+        assert is_there(store, "half", 2, LARGE)
+        assert is_there(store, "whole", 1, LARGE)
 
 
 def test_puts_that_break_off_take_no_room(store: SyncStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import zmq
 
-from ....errors import StoreClosedError, StoreUnavailableError, UnsupportedError
+from ....errors import ConfigError, StoreClosedError, StoreUnavailableError, UnsupportedError
 from . import messages as m
 from .framing import Flag, Head, VersionError, decode_answer, encode_question
 from .lines import UnixLine, ZmqLine
@@ -206,10 +206,9 @@ class Channel:
             # The one that was here is gone, and somebody else's has its port: where is it now?
             time.sleep(_LOOK)
             raise self._anew(self._where.silent())
-        raise UnsupportedError(
-            f"the metadata service at {self._spot.coord} wants another secret",
-            hint="set option secret as the service's",
-        )
+        wants = "another secret than this side's" if self._spot.secret else "a secret, and this side has none"
+        problem = f"the metadata service at {self._spot.coord} wants {wants}"
+        raise ConfigError(problem, hint="set option secret as the service's --secret", problems=(problem,))
 
     # --- frames -------------------------------------------------------------------------------------------------
 

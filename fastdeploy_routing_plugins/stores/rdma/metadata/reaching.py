@@ -61,4 +61,37 @@ def why_silent(address: Address, namespace: str, security: Security, timeout: fl
     if swapped(address, namespace, security, timeout):
         cure = f"swap them: its stream of changes is at {address.coord}, its questions are at {address.sync}"
         return f"the ports of {address} are the wrong way round", cure
+    return _other_keys(address, security, timeout)
+
+
+def _other_keys(address: Address, security: Security, timeout: float) -> tuple[str, str] | None:
+    """Returns what is wrong with the keys of either side, which ZeroMQ tells nobody; None if nothing seems so."""
+    mechanism = _mechanism(address, timeout)
+    where = f"the service at {address.host}:{address.coord}"
+    if mechanism == "CURVE" and not security.keys:
+        return (
+            f"{where} wants keys, and this side has none",
+            "set option keys to a client file of its `fd-routing keygen`",
+        )
+    if mechanism == "CURVE":
+        cure = f"is {security.keys!r} of the same `fd-routing keygen` folder, and in its clients.json still?"
+        return f"{where} takes other keys than this side's", cure
+    if mechanism == "NULL" and security.keys:
+        return f"{where} has no keys, and this side has some", "serve with --keys, or leave option keys out"
     return None
+
+
+def _mechanism(address: Address, timeout: float) -> str:
+    """Returns the security mechanism that a socket of ZeroMQ greets with; empty: it does not.
+
+    The greeting of 64 bytes, whose bytes 12 to 31 name it, is that of ZMTP 3.0 (RFC 23 of ZeroMQ). To signature and
+    version alone a socket answers with all of its own; to another mechanism than its own with none.
+    """
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+    answer = b""
+    with suppress(OSError), socket.create_connection((address.host, address.coord), timeout) as peer:
+        peer.settimeout(timeout)
+        peer.sendall(greeting)
+        while len(answer) < 32 and (more := peer.recv(64)):
+            answer += more
+    return answer[12:32].rstrip(b"\0").decode("ascii", "replace") if answer[:1] == b"\xff" else ""

@@ -132,7 +132,7 @@ def _whole(prefix: str, first: Listing, more: str, ask: Callable[[Any], Any]) ->
         if row is None or (row.more and row.more <= more):
             raise _odd("a page of a listing leads nowhere")
         names += row.names
-        entries += _entries(row, answer.owners)
+        entries += _entries(prefix, row, answer.owners)
         more = row.more
     return Listing(names, entries, "")
 
@@ -141,16 +141,19 @@ def _listing(
     prefix: str, row: m.ListingRow, owners: Sequence[m.OwnerRow], ground: int, connection: Connection
 ) -> Listing:
     gone = m.Reason(row.gone).name.lower() if 0 < row.gone <= max(m.Reason) else ""
-    listing = Listing(row.names, _entries(row, owners), gone, row.bucket >= 0)
+    listing = Listing(row.names, _entries(prefix, row, owners), gone, row.bucket >= 0)
     page = connection.page
     if page is not None and row.bucket >= 0 and not row.more:
         connection.cache.keep(prefix, listing, page, row.bucket, row.version, ground)
     return listing
 
 
-def _entries(row: m.ListingRow, owners: Sequence[m.OwnerRow]) -> list[Entry]:
+def _entries(prefix: str, row: m.ListingRow, owners: Sequence[m.OwnerRow]) -> list[Entry]:
     if not len(row.names) == len(row.owners) == len(row.places):
         raise _odd("a listing has as many names as places")
+    for name in row.names:
+        if not name.startswith(prefix):
+            raise _odd(f"it lists {name:.200} under {prefix:.200}")
     return [
         Entry(name, _owner(index, owners).owner, where)
         for name, index, where in zip(row.names, row.owners, row.places, strict=True)

@@ -14,6 +14,7 @@ import zmq
 
 from fastdeploy_routing_plugins import RoutingSchema, open_store
 from fastdeploy_routing_plugins.errors import (
+    ConfigError,
     CorruptDataError,
     StoreClosedError,
     StoreUnavailableError,
@@ -327,7 +328,7 @@ def test_the_right_secret_lets_in() -> None:
 
 @pytest.mark.parametrize("secret", ["", "wrong"])
 def test_another_secret_does_not(secret: str) -> None:
-    with serving(security=Security(secret="hush")) as service, pytest.raises(UnsupportedError, match="secret"):
+    with serving(security=Security(secret="hush")) as service, pytest.raises(ConfigError, match="secret"):
         MetadataClient(service.address, "ns", Security(secret=secret)).open()
 
 
