@@ -45,7 +45,11 @@ class Direct:
     def get(
         self, key: str | RoutingKey, choice: int, timeout: float, min_attempt: int, verify: bool, view: bool
     ) -> RoutingRecord | None:
-        """Returns a whole rollout; None if it has to be looked for in the general way. See ``RoutingStore.get``."""
+        """Returns a whole rollout; None if it has to be looked for in the general way. See ``RoutingStore.get``.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
         if not self._gives_along:
             return None
         store = self._store
@@ -56,6 +60,8 @@ class Direct:
         prefix = key.prefix(store.namespace)
         try:
             names, blob = self._objects.looked(prefix, self._run(self._look, prefix, view))
+        except StoreUnavailableError:
+            raise  # that took its time, which nobody has twice
         except Exception:  # noqa: BLE001 - the general way meets it again
             return None
         sole = Attempts.sole(prefix, names)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PAUSE: Final = 0.02  # s between tries to reach a producer that may be starting again
 _LONGEST_PAUSE: Final = 0.3
+_MUTE: Final = 0.5  # s for which a producer is not asked again that did not answer for as long as a call may take
 
 Item = tuple[int, GetRequest, "Entry"]
 
@@ -43,6 +44,7 @@ class Puller:
         self._sources = sources
         self._timeout = timeout
         self._producer = own
+        self._mute: dict[str, float] = {}  # until when, by owner
 
     def fetch(self, requests: Sequence[GetRequest], *, view: bool) -> list[Blob | AbsentError]:
         """Returns objects, or why they are not there; goes after those that moved meanwhile.
@@ -59,10 +61,13 @@ class Puller:
         found: list[Blob | AbsentError | None] = [None] * len(requests)
         left = list(range(len(requests)))
         tries = 0
+        why: StoreUnavailableError | None = None
         while left:
             left, trouble = self._round(requests, left, found, deadline, view)
-            if left and time.monotonic() >= deadline:
-                raise trouble or StoreUnavailableError("what is asked for moves faster than it can be read")
+            spent = trouble is not None and trouble.facts.get("spent", False)
+            why = why if spent and why is not None else trouble  # the last try is cut short: it says less
+            if left and (spent or time.monotonic() >= deadline):
+                raise why or StoreUnavailableError("what is asked for moves faster than it can be read")
             tries += 1
             if left and tries > 1:
                 time.sleep(min(_PAUSE * 2 ** min(tries - 2, 8), _LONGEST_PAUSE))
@@ -105,10 +110,16 @@ class Puller:
         return left, trouble
 
     def attempt(self, request: GetRequest, entry: Entry, deadline: float, view: bool) -> Blob | None:
-        """Returns one object if it is where the service says; None if something has to be seen to."""
+        """Returns one object if it is where the service says; None if something has to be seen to.
+
+        Raises:
+            StoreUnavailableError: its holder did not answer until the deadline.
+        """
         try:
             blob = self._from(entry.owner, [(0, request, entry)], deadline, view)[0]
-        except StoreUnavailableError:
+        except StoreUnavailableError as err:
+            if err.facts.get("spent"):
+                raise
             return None
         return blob if isinstance(blob, Blob) else None
 
@@ -137,7 +148,9 @@ class Puller:
         mine = self._mine(owner)
         if mine is None:
             wanted = [_wanted(item) for item in items]
-            self._source(owner, wanted).each(wanted, deadline, lambda at, blob: deliver(items[at][0], blob), view=True)
+            with self._asking(owner, deadline):
+                source = self._source(owner, wanted)
+                source.each(wanted, deadline, lambda at, blob: deliver(items[at][0], blob), view=True)
             return
         for index, request, _ in items:
             blob = _own(mine, request)
@@ -149,7 +162,11 @@ class Puller:
         if mine is not None:
             return [_own(mine, request) for _, request, _ in items]
         wanted = [_wanted(item) for item in items]
-        return self._source(owner, wanted).read(wanted, deadline, view=view)
+        with self._asking(owner, deadline):
+            return self._source(owner, wanted).read(wanted, deadline, view=view)
+
+    def _asking(self, owner: str, deadline: float) -> _Asking:
+        return _Asking(self._mute, owner, deadline)
 
     def _mine(self, owner: str) -> Producer | None:
         producer = self._producer()
@@ -162,6 +179,39 @@ class Puller:
         if newest >= len(info.arenas):
             info = self._client.owner(owner, info.revision + 1)
         return self._sources.get(info)
+
+
+class _Asking:
+    """Within this context a producer is asked. One that uses up the time of a call is not asked again right away.
+
+    A call that failed is made once more in a more general way, which would take as long again.
+
+    Raises:
+        StoreUnavailableError: it did not answer a moment ago, or does not until the deadline; fact ``spent``.
+    """
+
+    __slots__ = ("_deadline", "_mute", "_owner")
+
+    def __init__(self, mute: dict[str, float], owner: str, deadline: float) -> None:
+        self._mute = mute
+        self._owner = owner
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        if self._mute and time.monotonic() < self._mute.get(self._owner, 0.0):
+            raise StoreUnavailableError(
+                f"its producer {self._owner} did not answer a moment ago", hint="a retry may succeed", spent=True
+            )
+
+    def __exit__(self, kind: object, err: BaseException | None, *_: object) -> None:
+        if isinstance(err, StoreUnavailableError) and time.monotonic() >= self._deadline:
+            now = time.monotonic()
+            for owner in [owner for owner, until in list(self._mute.items()) if until < now]:
+                self._mute.pop(owner, None)
+            self._mute[self._owner] = now + _MUTE
+            raise err.with_facts(spent=True) from err
+        if err is None and self._mute:
+            self._mute.pop(self._owner, None)
 
 
 def _wanted(item: Item) -> Wanted:

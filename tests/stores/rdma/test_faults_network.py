@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from fastdeploy_routing_plugins import SyncStore
 from fastdeploy_routing_plugins.errors import AbsentError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.address import Address, parse
+from fastdeploy_routing_plugins.stores.rdma.transport.tcp import TcpSource
 
 from .chaos import Chaos
 from .faulty import LONG, Ground, get, ground, is_right, routing, until
@@ -216,15 +218,21 @@ def absent(store: SyncStore, key: str) -> bool:
 @pytest.fixture
 def link(place: Ground) -> Iterator[tuple[SyncStore, Chaos]]:
     """A reader that reaches the producer through a proxy."""
-    with place.store("tcp", timeout=TIMEOUT) as reader:
-        client = reader._store._objects._backend.blocking._client  # type: ignore[attr-defined]
-        names = client.listing([f"{client.namespace}/one/"])[0].names
-        owner = client.lookup(names)[0].owner
-        info = client.owner(owner)
-        host, _, port = info.tcp.rpartition(":")
-        with Chaos((host, int(port))) as proxy:
-            client.connection().owners[owner] = msgspec.structs.replace(info, tcp=proxy.address)
-            yield reader, proxy
+    with place.store("tcp", timeout=TIMEOUT) as reader, Chaos(way(reader)) as proxy:
+        way(reader, proxy.address)
+        yield reader, proxy
+
+
+def way(reader: SyncStore, address: str | None = None) -> tuple[str, int]:
+    """Returns where a reader finds the producer; with an address, it looks there from now on."""
+    client = reader._store._objects._backend.blocking._client  # type: ignore[attr-defined]
+    names = client.listing([f"{client.namespace}/one/"])[0].names
+    owner = client.lookup(names)[0].owner
+    info = client.owner(owner)
+    if address is not None:
+        client.connection().owners[owner] = msgspec.structs.replace(info, tcp=address)
+    host, _, port = info.tcp.rpartition(":")
+    return host, int(port)
 
 
 def test_a_slow_network_to_the_producer_is_no_trouble(link: tuple[SyncStore, Chaos]) -> None:
@@ -243,6 +251,48 @@ def test_a_silent_network_to_the_producer_is_an_error_in_time_and_heals(
     assert ends(reader) == "store_unavailable"
     proxy.flow()
     assert all_right(reader)
+
+
+def test_a_producer_that_does_not_answer_is_waited_for_once(
+    link: tuple[SyncStore, Chaos], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, proxy = link
+    assert ends(reader) == ""
+    asked: list[str] = []
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            asked.append(name)
+            return method(*args, **kwargs)
+
+        return ask
+
+    for name in ("read", "each"):
+        monkeypatch.setattr(TcpSource, name, counted(name, getattr(TcpSource, name)))
+    proxy.stall()
+    assert (ends(reader), asked) == ("store_unavailable", ["read"])
+    assert (ends(reader, "two"), asked) == ("store_unavailable", ["read"])  # it was asked a moment ago
+    proxy.flow()
+    assert all_right(reader)
+
+
+def test_why_a_producer_cannot_be_reached_is_told(place: Ground) -> None:
+    with place.store("tcp", timeout=TIMEOUT) as reader, socket.create_server(("127.0.0.1", 0)) as listening:
+        way(reader, f"127.0.0.1:{listening.getsockname()[1]}")
+        thread = threading.Thread(target=answer_nonsense, args=(listening,))
+        thread.start()
+        with pytest.raises(StoreUnavailableError, match="is no producer of routing"):
+            reader.get("one")
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def answer_nonsense(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 400 Bad Request" * 10)
 
 
 def test_a_network_that_stalls_in_the_middle_of_a_read_is_an_error_in_time_and_heals(
