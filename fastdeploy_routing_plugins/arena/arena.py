@@ -212,6 +212,8 @@ class Arena:
         if self._closed:
             return
         pinned = self._pins.pinned()
+        if pinned is None:
+            return
         for block in list(self._waiting):
             if (block.page, block.generation) in pinned:
                 continue

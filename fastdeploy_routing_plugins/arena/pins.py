@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import struct
 import threading
@@ -24,6 +25,8 @@ import numpy as np
 
 from ..errors import ArenaError
 from .file import pins_path, start_time
+
+_log = logging.getLogger(__name__)
 
 SLOTS: Final = 4096
 _SLOT = struct.Struct("<4Q")
@@ -141,6 +144,8 @@ class PinBook:
     """
 
     def __init__(self, arena: str) -> None:
+        self._path = pins_path(arena)
+        self._cut = False
         self._fd = _open(arena, os.O_CREAT)
         try:
             os.posix_fallocate(self._fd, 0, _EVER + 1)
@@ -148,12 +153,21 @@ class PinBook:
             self.close()
             raise
 
-    def pinned(self) -> set[tuple[int, int]]:
-        """Returns ``(page, generation)`` of every block that a living reader looks at; drops pins of dead ones."""
+    def pinned(self) -> set[tuple[int, int]] | None:
+        """Returns ``(page, generation)`` of every block that a living reader looks at; drops pins of dead ones.
+
+        None: somebody cut the file off, and any block may be pinned.
+        """
         # By a system call, after which every reader sees what the owner wrote to the arena before.
-        if not any(os.pread(self._fd, 1, _EVER)):
+        ever = os.pread(self._fd, 1, _EVER)
+        if ever == b"\0":
             return set()
         raw = os.pread(self._fd, len(_ZEROS), 0)
+        if not ever or len(raw) < len(_ZEROS):
+            if not self._cut:
+                _log.error("%s was cut off: nothing of its arena is freed any more", self._path)
+            self._cut = True
+            return None
         if raw == _ZEROS:
             return set()
         rows = np.frombuffer(raw, "<u8", len(raw) // _SLOT.size * 4).reshape(-1, 4)

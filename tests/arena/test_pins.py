@@ -146,13 +146,14 @@ def test_damaged_pins_hold_nothing_up(book: PinBook, folder: str) -> None:
     assert book.pinned() == set()
 
 
-def test_pins_that_were_cut_off_hold_nothing_up(book: PinBook, folder: str) -> None:
+@pytest.mark.parametrize("size", [0, 77, SLOTS * 32])
+def test_whose_pins_were_cut_off_is_not_known(book: PinBook, folder: str, size: int) -> None:
     pins = Pins(os.path.join(folder, "arena"))
     pins.pin(7, 1)
-    os.truncate(os.path.join(folder, "arena.pins"), 77)
+    os.truncate(os.path.join(folder, "arena.pins"), size)
     found = book.pinned()
     pins.close()
-    assert found == set()
+    assert found is None
 
 
 # --- the owner ----------------------------------------------------------------------------------------------------
@@ -161,6 +162,16 @@ def test_pins_that_were_cut_off_hold_nothing_up(book: PinBook, folder: str) -> N
 def test_a_pinned_block_is_not_used_again(arena: Arena, pins: Pins) -> None:
     block = published(arena, payload=PAYLOAD)
     pin(pins, block)
+    arena.release(block)
+    while (other := arena.allocate(b"", PAGE)) is not None:
+        arena.file.data[other.payload_at : other.payload_at + PAGE] = bytes(PAGE)
+    assert arena.file.data[block.payload_at : block.payload_at + len(PAYLOAD)] == PAYLOAD
+
+
+def test_nothing_is_used_again_when_the_pins_were_cut_off(arena: Arena, pins: Pins) -> None:
+    block = published(arena, payload=PAYLOAD)
+    pin(pins, block)
+    os.truncate(f"{arena.file.path}.pins", 0)
     arena.release(block)
     while (other := arena.allocate(b"", PAGE)) is not None:
         arena.file.data[other.payload_at : other.payload_at + PAGE] = bytes(PAGE)

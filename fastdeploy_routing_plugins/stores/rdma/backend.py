@@ -28,6 +28,7 @@ from .pulling import Puller
 from .shelf import ShelfText
 from .succession import awaits_heir
 from .transport.choose import Sources
+from .unclosed import Unclosed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ...spec import StoreContext
     from .config import RdmaConfig
     from .transport.rdma import RdmaEndpoint
+    from .unclosed import Closes
 
 _GONE: dict[str, tuple[type[RoutingError], str]] = {
     "deleted": (DeletedError, "it was here, and was deleted or released"),
@@ -65,6 +67,8 @@ class RdmaBackend(BlockingBackend):
         self._puller: Puller | None = None
         self._endpoint: RdmaEndpoint | None = None
         self._producer: Producer | None = None
+        self._unclosed: Unclosed | None = None
+        self._inherits = False
         self._closed = False
         self._pid = os.getpid()
 
@@ -85,6 +89,7 @@ class RdmaBackend(BlockingBackend):
         self._puller = Puller(self._client, self._sources, config.timeout, self._own)
 
     def _inherit(self) -> None:
+        self._inherits = True
         if awaits_heir(self._config.arena_dir, self._shelf_text()):
             try:
                 self._producing()
@@ -99,15 +104,19 @@ class RdmaBackend(BlockingBackend):
         with self._lock:
             self._closed = True
             producer, self._producer = self._producer, None
+        if self._unclosed is not None:
+            self._unclosed.closed()
         if os.getpid() != self._pid:
             if producer is not None:
                 producer.forget()
             return
         if producer is not None:
             producer.stop()
-        for each in (self._sources, self._endpoint, self._client):
-            if each is not None:
-                each.close()
+        for each in self._ends():
+            each.close()
+
+    def _ends(self) -> list[Closes]:
+        return [each for each in (self._sources, self._endpoint, self._client) if each is not None]
 
     def _linger(self) -> None:
         producer = self._own()
@@ -155,6 +164,8 @@ class RdmaBackend(BlockingBackend):
                     producer.stop()
                     raise
                 self._producer = producer
+                if not self._inherits:  # a store worker that ends in disorder leaves what it held to the next one
+                    self._unclosed = Unclosed(self, producer, self._ends())
             return self._producer
 
     # --- writing ------------------------------------------------------------------------------------------------
