@@ -22,8 +22,9 @@ from ...errors import (
     StoreUnavailableError,
 )
 from ...store.assemble import Attempts
+from .host import host_id, make_endpoint
 from .metadata.client import MetadataClient, Security
-from .producing import Producer, host_id, make_endpoint
+from .producing import Producer
 from .pulling import Puller
 from .shelf import ShelfText
 from .succession import awaits_heir
@@ -171,12 +172,18 @@ class RdmaBackend(BlockingBackend):
     # --- writing ------------------------------------------------------------------------------------------------
 
     def _put(self, name: str, header: bytes, payload: Buffer) -> None:
-        other = self._producing().put(name, header, payload)
-        if other is not None:
+        producer = self._producing()
+        if producer.put(name, header, payload) is None:
+            return
+        theirs: bytes | None = None
+        try:
             stored = self._pulling().fetch([GetRequest(name, ())], view=False)[0]
             if isinstance(stored, AbsentError):
                 raise StoreUnavailableError(f"{name} was stored by another producer, and is gone again") from stored
-            raise AlreadyExistsError(f"{name} exists", header=stored.header)
+            theirs = stored.header
+        finally:
+            producer.settle(name, theirs)
+        raise AlreadyExistsError(f"{name} exists", header=theirs)
 
     def _delete(self, names: Sequence[str]) -> int:
         if not names:

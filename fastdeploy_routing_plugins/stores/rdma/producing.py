@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -17,16 +15,16 @@ from ...errors import (
     ArenaFullError,
     RoutingError,
     StoreUnavailableError,
-    UnsupportedError,
 )
 from .deletions import Deletions
 from .eviction import Eviction
+from .host import is_loopback, local_address
 from .metadata.client import Entry
 from .metadata.producer import ProducerLink
 from .place import ArenaInfo, OwnerInfo
-from .shelf import Held, Shelf, ShelfText
+from .shelf import Shelf, ShelfText
+from .spares import Spares, same_content
 from .succession import estates
-from .transport import rdma
 from .transport.tcp_server import TcpServer
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
     from ...arena.file import ArenaFile
     from .config import RdmaConfig
+    from .held import Held
     from .metadata.client import MetadataClient
     from .succession import Heirloom
     from .transport.rdma import RdmaEndpoint
@@ -74,6 +73,7 @@ class Producer:
         self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
         self.deletions = Deletions(self.shelf, client, self._is_ours)
         self._eviction = Eviction(self.shelf, self.deletions)
+        self._spares = Spares(self.shelf, client, self.owner)
 
     def start(self) -> None:
         """Takes over what a dead predecessor held, begins to serve, and registers.
@@ -106,7 +106,7 @@ class Producer:
             self.shelf.inventory,
             self._dropped,
             succeeds=tuple(self._predecessors),
-            answered=self.withdraw,
+            answered=self._answered,
         )
         self._link.start()
 
@@ -134,7 +134,7 @@ class Producer:
             return "127.0.0.1"
         else:
             bind = local_address(address.host, address.coord)
-        if not self._config.secret and not _is_loopback(bind):
+        if not self._config.secret and not is_loopback(bind):
             _log.warning("whoever reaches %s can read the routing of this producer; option secret ends that", bind)
         return bind
 
@@ -161,6 +161,8 @@ class Producer:
 
     def put(self, name: str, header: bytes, payload: Buffer) -> Entry | None:
         """Holds an object and tells the service; returns who else has the name, or None if it is ours now.
+
+        Who gets an entry calls ``settle``.
 
         Raises:
             AlreadyExistsError: this producer holds the name; carries its header.
@@ -192,8 +194,30 @@ class Producer:
             if self._config.when_full == "evict":
                 self._evict_lent(name)
             return None
-        self.shelf.drop([name])
-        return None if isinstance(answer, AbsentError) else answer
+        if isinstance(answer, AbsentError):
+            self.shelf.drop([name])
+            return None
+        self.shelf.spare(name, held)
+        return answer
+
+    def settle(self, name: str, stored: bytes | None) -> None:
+        """Keeps an object that another producer has as a spare, if it is the same.
+
+        Args:
+            name: Its name.
+            stored: The other's header; None if it could not be had.
+        """
+        held = self.shelf.get(name)
+        if held is None:
+            return
+        if stored is not None and same_content(held.header, stored):
+            self._spares.keep(name)
+        else:
+            self.shelf.drop_spares([name])
+
+    def _answered(self) -> None:
+        self.withdraw()
+        self._spares.look()
 
     def _publish(self, held: Held, again: bool) -> Entry | AbsentError | None:
         """Tells the service; returns why it refuses what was there before, or who else has the name."""
@@ -219,6 +243,8 @@ class Producer:
                 if not self.deletions.let_go(self.shelf.places([name])):
                     raise
             except ArenaFullError as err:
+                if "most" not in err.facts and self._spares.drop():
+                    continue
                 if self._config.when_full != "evict" or "most" in err.facts or not self._eviction.evict(name):
                     raise
 
@@ -270,50 +296,3 @@ class Producer:
     def forget(self) -> None:
         """In a forked child, which is no producer."""
         self.shelf.forget()
-
-
-def host_id() -> str:
-    """Returns what names the running system: the kernel's boot id."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
-
-
-def local_address(host: str, port: int) -> str:
-    """Returns the address of this host that another one is reached from.
-
-    Raises:
-        StoreUnavailableError: it cannot be reached.
-    """
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # sends nothing: it only chooses a route
-            return str(probe.getsockname()[0])
-    except OSError as err:
-        raise StoreUnavailableError(
-            f"no way from this host to {host}: {err}", hint="option bind says which address readers reach"
-        ) from err
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def make_endpoint(config: RdmaConfig) -> RdmaEndpoint | None:
-    """Returns the RDMA engine if the configuration and the host have one.
-
-    Raises:
-        UnsupportedError: the configuration names ``rdma`` and it cannot be used here.
-    """
-    if config.transport not in ("auto", "rdma"):
-        return None
-    reason = rdma.available(config)
-    if reason and config.transport == "rdma":
-        raise UnsupportedError(f"transport 'rdma' cannot be used here: {reason}")
-    return None if reason else rdma.RdmaEndpoint(config, "")

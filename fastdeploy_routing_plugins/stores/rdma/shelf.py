@@ -17,8 +17,9 @@ from ...arena.layout import PAGE, block_size
 from ...arena.room import MIN_ARENA, modest_size
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
 from .card import encode_card
+from .held import Held, Lease
 from .metadata.naming import rollout_of
-from .place import SHELF, ArenaInfo, Place, encode
+from .place import SHELF, ArenaInfo, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,54 +52,6 @@ class ShelfText(msgspec.Struct, frozen=True):
     def line(self) -> tuple[str, str, str]:
         """What a producer has in common with its heir."""
         return self.producer, self.namespace, self.server
-
-
-class Held:
-    """An object on a shelf.
-
-    Attributes:
-        name: Its full name.
-        header: Its header.
-        place: Where it lies.
-        raw: The same, encoded.
-        payload: Its payload, in place.
-    """
-
-    __slots__ = ("block", "buffer", "gone", "header", "leases", "name", "payload", "place", "raw")
-
-    def __init__(
-        self, name: str, header: bytes, place: Place, payload: memoryview, block: Block, buffer: Buffer | None
-    ) -> None:
-        self.name = name
-        self.header = header
-        self.place = place
-        self.raw = encode(place)
-        self.payload = payload
-        self.block = block
-        self.buffer = buffer
-        self.leases = 0
-        self.gone = False
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the payload in bytes."""
-        return self.payload.nbytes
-
-
-class Lease:
-    """Header and payload of an object that stay as they are within this context."""
-
-    __slots__ = ("_held", "_shelf")
-
-    def __init__(self, shelf: Shelf, held: Held) -> None:
-        self._shelf = shelf
-        self._held = held
-
-    def __enter__(self) -> tuple[bytes, memoryview]:
-        return self._held.header, self._held.payload
-
-    def __exit__(self, *exc: object) -> None:
-        self._shelf._return(self._held)
 
 
 class Shelf:
@@ -246,9 +199,9 @@ class Shelf:
             return [(name, held.raw) for name in names if (held := self._held.get(name)) is not None]
 
     def inventory(self) -> list[tuple[str, bytes]]:
-        """Returns name and encoded place of all that is held."""
+        """Returns name and encoded place of all that is held and served."""
         with self._lock:
-            return [(held.name, held.raw) for held in self._held.values()]
+            return [(held.name, held.raw) for held in self._held.values() if not held.spare]
 
     def oldest(self, keep: str) -> list[str]:
         """Returns the names of the rollout that was put first of all that are held, but for that of a name."""
@@ -286,6 +239,27 @@ class Shelf:
         """Lets go of what is held under these names in these places; not of what was put again since."""
         for name, raw in items:
             self._drop(name, raw)
+
+    def spare(self, name: str, held: Held) -> None:
+        """Marks an object as one that another producer serves."""
+        with self._lock:
+            if self._held.get(name) is held:
+                held.spare = True
+
+    def serve(self, name: str) -> Held | None:
+        """Takes that mark away; returns the object, or None if it is not held with it."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is None or not held.spare:
+                return None
+            held.spare = False
+            return held
+
+    def drop_spares(self, names: Iterable[str]) -> int:
+        """Lets go of those objects that have the mark; returns how many."""
+        with self._lock:
+            items = [(name, held.raw) for name in names if (held := self._held.get(name)) is not None and held.spare]
+        return sum(self._drop(name, raw) for name, raw in items)
 
     def _drop(self, name: str, raw: bytes | None) -> bool:
         with self._lock:

@@ -281,6 +281,6 @@ def local_host(bind: str, server: str, port: int) -> str:
     """
     if bind or os.environ.get("POD_IP"):  # p2pstore's own variable
         return bind or os.environ["POD_IP"].strip()
-    from ..producing import local_address  # noqa: PLC0415 - with shared memory and sockets of the other form of rdma
+    from ..host import local_address  # noqa: PLC0415 - with shared memory and sockets of the other form of rdma
 
     return local_address(server, port)

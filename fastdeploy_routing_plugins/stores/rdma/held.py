@@ -1,0 +1,62 @@
+"""An object on a producer's shelf, and what keeps it there while somebody looks at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .place import Place, encode
+
+if TYPE_CHECKING:
+    from ...arena.arena import Block
+    from ...backend import Buffer
+    from .shelf import Shelf
+
+
+class Held:
+    """An object on a shelf.
+
+    Attributes:
+        name: Its full name.
+        header: Its header.
+        place: Where it lies.
+        raw: The same, encoded.
+        payload: Its payload, in place.
+        spare: Whether another producer serves it, see ``spares``.
+    """
+
+    __slots__ = ("block", "buffer", "gone", "header", "leases", "name", "payload", "place", "raw", "spare")
+
+    def __init__(
+        self, name: str, header: bytes, place: Place, payload: memoryview, block: Block, buffer: Buffer | None
+    ) -> None:
+        self.name = name
+        self.header = header
+        self.place = place
+        self.raw = encode(place)
+        self.payload = payload
+        self.block = block
+        self.buffer = buffer
+        self.leases = 0
+        self.gone = False
+        self.spare = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
+        return self.payload.nbytes
+
+
+class Lease:
+    """Header and payload of an object that stay as they are within this context."""
+
+    __slots__ = ("_held", "_shelf")
+
+    def __init__(self, shelf: Shelf, held: Held) -> None:
+        self._shelf = shelf
+        self._held = held
+
+    def __enter__(self) -> tuple[bytes, memoryview]:
+        return self._held.header, self._held.payload
+
+    def __exit__(self, *exc: object) -> None:
+        self._shelf._return(self._held)

@@ -1,0 +1,108 @@
+"""Copies of what another producer serves: published when that one ends.
+
+Who puts what another producer holds already is told that it is there, and that readers can get it. That stays true
+when the other one closes, or is lost: this one's copy was kept for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ...envelope import decode_header
+from ...errors import (
+    AbsentError,
+    CorruptDataError,
+    DeletedError,
+    NotFoundError,
+    ProducerLostError,
+    RoutingError,
+    SupersededError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from .metadata.client import Entry, MetadataClient
+    from .shelf import Shelf
+
+_AT_ONCE: Final = 1000  # copies that are asked after at a time, once a second
+
+
+class Spares:
+    """The copies on one shelf. Methods may be called from several threads.
+
+    Args:
+        shelf: Where they lie; ``Held.spare`` marks them.
+        client: The metadata service.
+        owner: The id of this producer.
+    """
+
+    def __init__(self, shelf: Shelf, client: MetadataClient, owner: str) -> None:
+        self._shelf = shelf
+        self._client = client
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._unknown: dict[str, int] = {}  # names in turn, and how often the service did not know them at all
+
+    def keep(self, name: str) -> None:
+        """Takes note of an object on the shelf that another producer serves."""
+        with self._lock:
+            self._unknown[name] = 0
+
+    def drop(self) -> bool:
+        """Makes room: lets all copies go; returns whether there were any."""
+        with self._lock:
+            names, self._unknown = list(self._unknown), {}
+        return self._shelf.drop_spares(names) > 0
+
+    def look(self) -> None:
+        """Asks after some copies: publishes those that nobody else serves any more, drops those that were deleted.
+
+        Raises:
+            StoreUnavailableError: the service does not answer.
+        """
+        if not self._unknown:
+            return
+        with self._lock:
+            names = list(itertools.islice(self._unknown, _AT_ONCE))
+            for name in names:  # whose turn is over goes to the end
+                self._unknown[name] = self._unknown.pop(name)
+        for name, entry in zip(names, self._client.lookup(names, fresh=True), strict=True):
+            self._decide(name, entry)
+
+    def _decide(self, name: str, entry: Entry | RoutingError) -> None:
+        if isinstance(entry, (DeletedError, SupersededError)):
+            self._forget(name)
+            self._shelf.drop_spares([name])
+        elif isinstance(entry, NotFoundError) and not self._twice(name):
+            return  # a service that has just started may not have been told yet
+        elif isinstance(entry, (AbsentError, ProducerLostError)):
+            self._publish(name)
+
+    def _twice(self, name: str) -> bool:
+        """Whether the service did not know a name before, either."""
+        with self._lock:
+            seen = self._unknown.get(name, 0)
+            if name in self._unknown:
+                self._unknown[name] = seen + 1
+        return seen > 0
+
+    def _publish(self, name: str) -> None:
+        held = self._shelf.serve(name)
+        if held is not None and self._client.publish(self._owner, [(name, held.raw)])[0] is not None:
+            self._shelf.spare(name, held)  # somebody else was faster
+            return
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._unknown.pop(name, None)
+
+
+def same_content(one: bytes, other: bytes) -> bool:
+    """Whether two headers are of the same routing."""
+    try:
+        return one == other or decode_header(one).same_content(decode_header(other))
+    except (CorruptDataError, UnsupportedError):
+        return False
