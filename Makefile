@@ -15,6 +15,9 @@ LONG := FD_ROUTING_TEST_EXAMPLES=2000 FD_ROUTING_TEST_MUTATIONS=100000 FD_ROUTIN
   FD_ROUTING_TEST_CRASHES=200 FD_ROUTING_TEST_SEQUENCES=10000 FD_ROUTING_TEST_SOAK_SECONDS=1800
 SOAK := 1800
 
+# The tests start thousands of processes; NumPy's BLAS, which none of them needs, would start threads in each.
+LEAN := OPENBLAS_NUM_THREADS=1
+
 # A quick part of the suite, for further Pythons; paddle is not installed there.
 QUICK := FD_ROUTING_TEST_EXAMPLES=30 FD_ROUTING_TEST_MUTATIONS=500
 QUICK_TESTS := tests/contract tests/resolver tests/store \
@@ -85,13 +88,13 @@ lint: setup
 # The tests start thousands of processes; without bytecode at hand each of them compiles everything, if it may not write.
 unit: setup
 	@$(PY) -m compileall -q fastdeploy_routing_plugins tests
-	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
+	$(LEAN) $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
 
 wheel: setup
-	$(PY) scripts/wheel_check.py
+	$(LEAN) $(PY) scripts/wheel_check.py
 
 pythons: setup
-	$(QUICK) $(PY) scripts/other_pythons.py -n $(JOBS) --dist loadfile $(QUICK_TESTS)
+	$(LEAN) $(QUICK) $(PY) scripts/other_pythons.py -n $(JOBS) --dist loadfile $(QUICK_TESTS)
 
 test-long: packages setup
 	$(LONG) $(PY) -m pytest $(ARGS)

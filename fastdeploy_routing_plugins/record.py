@@ -94,22 +94,6 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
     return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
-def unstated_within(
-    parts: Iterable[tuple[tuple[int, int], bool]], tokens: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
-    """Returns the tokens of which some part states no weights, where another one does.
-
-    Args:
-        parts: The tokens of each part, and whether it states which weights made them.
-        tokens: What is asked about.
-    """
-    said = list(parts)
-    if all(stated for _, stated in said) or not any(stated for _, stated in said):
-        return ()
-    cut = {(max(start, tokens[0]), min(stop, tokens[1])) for (start, stop), stated in said if not stated}
-    return tuple(sorted((start, stop) for start, stop in cut if start < stop))
-
-
 class RoutingRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
 

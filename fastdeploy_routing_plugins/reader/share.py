@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidRecordError
-from ..record import unstated_within
+from ..store.stating import unstated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +106,7 @@ def joined(pieces: Sequence[Sequence[RoutingRecord]], length: int) -> RoutingSha
     routing = _along(rows, 0).view()
     routing.flags.writeable = False
     spans = {span for piece in every for span in piece.weight_versions}
+    silent = unstated((piece.part, bool(piece.weight_versions)) for piece in every if piece.num_tokens)
     return RoutingShare(
         routing=routing,
         key=every[0].key,
@@ -117,15 +118,8 @@ def joined(pieces: Sequence[Sequence[RoutingRecord]], length: int) -> RoutingSha
         attempt=every[0].attempt,
         weight_versions=tuple(sorted(spans, key=lambda span: (span.start, span.stop, str(span.version)))),
         producers=tuple(dict.fromkeys(name for piece in every for name in piece.producers)),
-        unstated=_unstated(every),
+        unstated=tuple(sorted({*silent, *[each for piece in every for each in piece.unstated]})),
     )
-
-
-def _unstated(pieces: Sequence[RoutingRecord]) -> tuple[Range, ...]:
-    """Returns of which tokens some piece's producers stated no weights while others did."""
-    said = [(piece.part.tokens, bool(piece.weight_versions)) for piece in pieces if piece.num_tokens]
-    most = max([stop for (_, stop), _ in said], default=0)
-    return tuple(sorted({*unstated_within(said, (0, most)), *[each for piece in pieces for each in piece.unstated]}))
 
 
 def _along(arrays: list[IntArray], axis: int) -> IntArray:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arrays import is_token_first
 from ..backend import GetRequest
-from ..errors import ConflictError, InvalidKeyError, InvalidRecordError, NotFoundError, SupersededError
+from ..errors import AbortedError, ConflictError, InvalidKeyError, InvalidRecordError, NotFoundError, SupersededError
 from ..keys import MAX_ATTEMPT, as_key, check_int, shown
 from ..names import MAX_TOKENS, Part
 from ..record import WeightSpan, spans_within
@@ -215,7 +215,14 @@ class Trajectory:
             InvalidKeyError: ``keep`` is more than what is there without a gap.
             SupersededError: ``attempt`` is not higher than the last one.
             ConflictError: The last attempt contradicts itself.
+            AbortedError: ``attempt`` is None, and the last one was aborted.
+            InvalidRecordError: ``store`` is none, but a writer, say.
         """
+        if not hasattr(store, "status"):
+            raise InvalidRecordError(
+                f"a trajectory is looked for in a store, got {type(store).__name__}",
+                hint="Trajectory.resume(open_store(config), id, into=writer) goes on with a writer",
+            )
         key = as_key(key, choice)
         status = store.status(key)
         if status.state == "conflict":
@@ -225,6 +232,11 @@ class Trajectory:
             if keep is not None:
                 raise InvalidKeyError(
                     "keep needs a new attempt: stored tokens never go", hint="attempt=time.time_ns()"
+                )
+            if status.state == "aborted":
+                raise AbortedError(
+                    f"attempt {status.attempt} of {key} was given up",
+                    hint=f"resume(…, attempt={status.attempt + 1}) keeps what it has, under a higher attempt",
                 )
             return cls(into or store, key, attempt=status.attempt, tokens=there)
         if check_int("attempt", attempt, MAX_ATTEMPT) <= status.attempt:

@@ -167,7 +167,12 @@ def _as_sole(text: str) -> tuple[int, PartName] | None:
 
 def uncovered(parts: Iterable[PartName], want: Part) -> tuple[Part, ...]:
     """Returns the rectangles of ``want`` that no part covers, in order of layers, then tokens."""
-    rects = [rect for name in parts if (rect := name.part.intersect(want)) is not None]
+    return uncovered_by([name.part for name in parts], want)
+
+
+def uncovered_by(parts: Iterable[Part], want: Part) -> tuple[Part, ...]:
+    """As ``uncovered``, for the rectangles that parts are."""
+    rects = [rect for part in parts if (rect := part.intersect(want)) is not None]
     if want.num_tokens == 0 or any(rect == want for rect in rects):
         return ()
     edges = sorted({want.layers[0], want.layers[1], *[edge for rect in rects for edge in rect.layers]})

@@ -12,10 +12,11 @@ from ..envelope import AbortHeader
 from ..errors import AbortedError, AbsentError, ConflictError, InvalidKeyError, InvalidRecordError
 from ..keys import MAX_ATTEMPT, check_int, shown
 from ..names import AbortName, Part
-from ..record import RoutingRecord, spans_within, unstated_within
+from ..record import RoutingRecord, spans_within
 from . import reading
 from .assemble import Attempts, absence, uncovered
 from .selection import Selection, bounds, closed
+from .stating import unstated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,7 +222,7 @@ async def _read(objects: Objects, namespace: str, query: Query, status: RolloutS
     stop = max(name.part.tokens[1] for name in status.parts) if status.total_tokens is None else status.total_tokens
     want = Part(closed("tokens", query.tokens, stop), closed("layers", query.layers, status.total_layers))
     pieces = reading.plan(prefix, status.parts, want, verify=query.verify)
-    unstated: tuple[tuple[int, int], ...] = ()
+    silent: tuple[tuple[int, int], ...] = ()
     if not pieces:  # zero tokens are asked for: only the schema has to be read
         header = await objects.part_header(f"{prefix}{status.parts[0]}")
         headers = [header]
@@ -239,8 +240,9 @@ async def _read(objects: Objects, namespace: str, query: Query, status: RolloutS
             decoded.append(array)
         header = headers[0]
         routing = reading.join(want, pieces, decoded, header.dtype, header.top_k)
-        said = [(piece.rect.tokens, bool(each.weight_versions)) for piece, each in zip(pieces, headers, strict=True)]
-        unstated = unstated_within(said, want.tokens)
+        silent = unstated(
+            (piece.rect, bool(each.weight_versions)) for piece, each in zip(pieces, headers, strict=True)
+        )
     return RoutingRecord(
         routing=routing,
         key=query.key,
@@ -250,5 +252,5 @@ async def _read(objects: Objects, namespace: str, query: Query, status: RolloutS
         attempt=status.attempt,
         weight_versions=spans_within([span for h in headers for span in h.spans()], want.tokens),
         producers=tuple(dict.fromkeys(h.producer for h in headers)),
-        unstated=unstated,
+        unstated=silent,
     )

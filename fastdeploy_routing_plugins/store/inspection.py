@@ -20,9 +20,10 @@ from ..errors import (
 )
 from ..keys import RoutingKey, decode_component, encode_namespace, encode_prefix
 from ..names import Part
-from ..record import WeightSpan, spans_within, unstated_within
+from ..record import WeightSpan, spans_within
 from . import reading
 from .assemble import absence, uncovered
+from .stating import unstated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -190,7 +191,7 @@ async def stat(objects: Objects, status: RolloutStatus, namespace: str) -> Rollo
         spans_within([span for header in headers for span in header.spans()], (0, stop)),
         tuple(dict.fromkeys(header.producer for header in headers)),
         max((header.time_ns for header in headers), default=0),
-        unstated_within([(header.tokens, bool(header.weight_versions)) for header in headers], (0, stop)),
+        unstated((header.part(), bool(header.weight_versions)) for header in headers),
     )
 
 

@@ -375,3 +375,23 @@ def test_resuming_twice_is_resuming_once(there: Place, store: SyncStore) -> None
             if status.attempt == 0:
                 Trajectory.resume(other, "data:gen", attempt=1)
     assert covered(store.status("data:gen")) == 60
+
+
+def test_a_writer_is_no_place_to_look_for_a_trajectory() -> None:
+    with pytest.raises(e.InvalidRecordError, match="is looked for in a store, got _Writer") as caught:
+        Trajectory.resume(_Writer(), "data:gen")  # type: ignore[arg-type]
+    assert "into=writer" in caught.value.hint
+
+
+class _Writer:
+    """Has none of a store's questions."""
+
+
+def test_an_attempt_that_was_given_up_is_not_gone_on_with(store: SyncStore) -> None:
+    trajectory = Trajectory(store, "data:gone")
+    append(trajectory, 10)
+    trajectory.abort("weights changed")
+    with pytest.raises(e.AbortedError) as caught:
+        Trajectory.resume(store, "data:gone")
+    assert "attempt=1" in caught.value.hint
+    assert Trajectory.resume(store, "data:gone", attempt=1).tokens == 10
