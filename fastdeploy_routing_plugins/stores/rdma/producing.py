@@ -250,7 +250,7 @@ class Producer:
 
     def _evict_lent(self, keep: str) -> None:
         limit = _LENT_SHARE * max((file.nbytes for file in self._engines.values()), default=0)
-        while self.shelf.lent_bytes() > limit and self._eviction.evict(keep):
+        while self.shelf.lent_bytes() > limit and (self._spares.drop() or self._eviction.evict(keep)):
             pass
 
     def _update(self) -> None:

@@ -204,14 +204,15 @@ class Shelf:
             return [(held.name, held.raw) for held in self._held.values() if not held.spare]
 
     def oldest(self, keep: str) -> list[str]:
-        """Returns the names of the rollout that was put first of all that are held, but for that of a name."""
+        """Returns the names of the rollout that was put first of all that are served, but for that of a name."""
         kept = rollout_of(keep)
         with self._lock:
-            first = next((name for name in self._held if not name.startswith(kept)), None)
+            served = [name for name, held in self._held.items() if not held.spare]
+            first = next((name for name in served if not name.startswith(kept)), None)
             if first is None:
                 return []
             rollout = rollout_of(first)
-            return [name for name in self._held if name.startswith(rollout)]
+            return [name for name in served if name.startswith(rollout)]
 
     @property
     def count(self) -> int:
@@ -255,10 +256,11 @@ class Shelf:
             held.spare = False
             return held
 
-    def drop_spares(self, names: Iterable[str]) -> int:
-        """Lets go of those objects that have the mark; returns how many."""
+    def drop_spares(self, names: Iterable[str] | None = None) -> int:
+        """Lets go of those objects that have the mark, all of them unless told which; returns how many."""
         with self._lock:
-            items = [(name, held.raw) for name in names if (held := self._held.get(name)) is not None and held.spare]
+            some = list(self._held) if names is None else names
+            items = [(name, held.raw) for name in some if (held := self._held.get(name)) is not None and held.spare]
         return sum(self._drop(name, raw) for name, raw in items)
 
     def _drop(self, name: str, raw: bytes | None) -> bool:

@@ -53,8 +53,8 @@ class Spares:
     def drop(self) -> bool:
         """Makes room: lets all copies go; returns whether there were any."""
         with self._lock:
-            names, self._unknown = list(self._unknown), {}
-        return self._shelf.drop_spares(names) > 0
+            self._unknown.clear()
+        return self._shelf.drop_spares() > 0
 
     def look(self) -> None:
         """Asks after some copies: publishes those that nobody else serves any more, drops those that were deleted.

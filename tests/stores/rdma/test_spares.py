@@ -119,6 +119,22 @@ def test_a_copy_takes_no_room_that_is_needed(place: Place, store: SyncStore) -> 
     assert room * large.nbytes > 4 * MIB
 
 
+def test_evicting_leaves_alone_what_another_one_serves(place: Place, store: SyncStore) -> None:
+    large = routing(1, 100_000)
+    store.put("theirs", large)
+    with (
+        open_store(place.config(when_full="evict"), schema=SCHEMA) as second,
+        place.writer(when_full="evict") as writer,
+    ):
+        assert second.put("theirs", large).duplicate
+        assert writer.submit("theirs", large).result(PATIENCE).duplicate
+        for number in range(8):
+            second.put(f"y:{number}", routing(number, 100_000))
+            writer.submit(f"z:{number}", routing(number, 100_000)).result(PATIENCE)
+        assert np.array_equal(store.get("theirs").routing, large)
+        store.clear(everything=True)
+
+
 def test_no_copy_is_kept_of_what_contradicts(place: Place, store: SyncStore) -> None:
     store.put("x:1", routing(1))
     with open_store(place.config(), schema=SCHEMA) as second:
