@@ -13,6 +13,7 @@ import zmq
 from ....errors import StoreClosedError
 from .cache import Cache
 from .channel import Channel
+from .descriptors import need_descriptors
 from .page import PageView, look_at
 
 if TYPE_CHECKING:
@@ -70,7 +71,13 @@ class Connection:
         return channel
 
     def new_channel(self) -> Channel:
-        """Returns a channel that the caller keeps and closes."""
+        """Returns a channel that the caller keeps and closes.
+
+        Raises:
+            StoreClosedError: the connection was closed.
+            StoreUnavailableError: there are too few file descriptors left.
+        """
+        need_descriptors()
         spot = self._where.spot()
         with self._lock:  # closing waits for every channel that it knows
             if self._closed:

@@ -11,6 +11,7 @@ from ....errors import CorruptDataError, StoreClosedError
 from ....keys import encode_component
 from . import changes
 from .curve import arm_client
+from .descriptors import need_descriptors
 from .framing import MAX_MESSAGE
 from .naming import COLON, trajectory_of
 from .values import Entry, Listing
@@ -36,6 +37,7 @@ class Follower:
     def __init__(self, client: MetadataClient, rollout_id: str) -> None:
         self._client = client
         self._trajectory = trajectory_of(f"{client.namespace}/{encode_component(rollout_id)}/")
+        need_descriptors()
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._start = b""

@@ -15,6 +15,7 @@ import zmq
 from .changes import Stream
 from .counter import Counter
 from .curve import Guard
+from .descriptors import need_descriptors
 from .desk import Desk
 from .limits import Limits
 from .listening import listen
@@ -57,6 +58,7 @@ class Service:
         security, limits = security or Security(), limits or Limits()
         self.epoch = int.from_bytes(os.urandom(7), "little") or 1
         self._stopping = False
+        need_descriptors()
         self._waker, self._wakes = socket.socketpair()
         self._context: zmq.Context[Any] = zmq.Context()
         self._guard: Guard | None = None
