@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ...backend import Blob, GetRequest
-from ...errors import AbsentError, NotFoundError, RoutingError, StoreUnavailableError
+from ...errors import AbsentError, CorruptDataError, NotFoundError, RoutingError, StoreUnavailableError
+from .metadata.reading import called
 from .place import Place, decode
 from .transport.base import Wanted
 
@@ -67,11 +68,21 @@ class Puller:
             spent = trouble is not None and trouble.facts.get("spent", False)
             why = why if spent and why is not None else trouble  # the last try is cut short: it says less
             if left and (spent or time.monotonic() >= deadline):
-                raise why or StoreUnavailableError("what is asked for moves faster than it can be read")
+                raise why or self._restless(requests[left[0]], view)
             tries += 1
             if left and tries > 1:
                 time.sleep(min(_PAUSE * 2 ** min(tries - 2, 8), _LONGEST_PAUSE))
         return [each for each in found if each is not None]
+
+    def _restless(self, request: GetRequest, view: bool) -> RoutingError:
+        """Returns why an object never lay where the service said: it moved, or is damaged where it is."""
+        name = request.name
+        before = self._client.lookup([name], fresh=True)[0]
+        if not isinstance(before, RoutingError):
+            blob = self._from(before.owner, [(0, request, before)], time.monotonic() + self._timeout, view)[0]
+            if isinstance(blob, NotFoundError) and self._client.lookup([name], fresh=True)[0] == before:
+                return CorruptDataError(f"{called(name)} is damaged where its producer keeps it", name=name)
+        return StoreUnavailableError(f"{called(name)} moves faster than it can be read", hint="a retry may succeed")
 
     def _round(
         self,

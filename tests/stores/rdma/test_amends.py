@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import SyncStore, open_store
+from fastdeploy_routing_plugins.arena.layout import PAGE
 from fastdeploy_routing_plugins.buffer import Buffer
 from fastdeploy_routing_plugins.errors import (
     AbortedError,
     ArenaFullError,
     ConflictError,
+    CorruptDataError,
     EvictedError,
     NotFoundError,
     PendingError,
@@ -263,3 +265,18 @@ def test_other_calls_than_puts_make_no_producer(place: Place) -> None:
         for read in reads:
             read(store)
         assert not [name for name in os.listdir(place.folder) if name.endswith(".shelf")]
+
+
+def test_what_is_damaged_in_shared_memory_is_called_so(place: Place, store: SyncStore) -> None:
+    with open_store(place.config(timeout=0.5), schema=SCHEMA) as reader:
+        assert is_there(reader, "first", 9)
+        shelf = store._store._objects._backend.blocking._producer.shelf  # type: ignore[attr-defined]
+        (path,) = place.folder.glob("*.shelf")
+        with path.open("r+b") as file:
+            for name, _ in shelf.inventory():
+                file.seek(shelf.get(name).place.card * PAGE)
+                file.write(bytes(PAGE))
+        with pytest.raises(CorruptDataError, match="is damaged where its producer keeps it"):
+            reader.get("first")
+        with pytest.raises(NotFoundError):
+            reader.get("never")
