@@ -269,7 +269,7 @@ def look_at(path: str, key: int) -> PageView | None:
         return None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError):  # what the service says may be no path
         return None
     try:
         found = os.fstat(fd)

@@ -17,6 +17,7 @@ from ....errors import (
 )
 from ....names import PartName, parse_name
 from . import messages as m
+from .page import BUCKETS
 from .values import Entry, Listing
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def _whole(prefix: str, first: Listing, more: str, ask: Callable[[Any], Any]) ->
 def _listing(
     prefix: str, row: m.ListingRow, owners: Sequence[m.OwnerRow], ground: int, connection: Connection
 ) -> Listing:
+    if row.bucket >= BUCKETS:
+        raise _odd(f"bucket {row.bucket} of {BUCKETS}")
     gone = m.Reason(row.gone).name.lower() if 0 < row.gone <= max(m.Reason) else ""
     listing = Listing(row.names, _entries(prefix, row, owners), gone, row.bucket >= 0)
     page = connection.page
