@@ -137,11 +137,15 @@ async def settle_all(
 
 async def ended(tasks: Iterable[asyncio.Task[None]]) -> None:
     """Cancels tasks until they have ended. Once is not enough: before Python 3.12, ``wait_for`` may lose it."""
-    pending = {task for task in tasks if not task.done()}
+    every = list(tasks)
+    pending = {task for task in every if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=_AGAIN)
+    for task in every:
+        if not task.cancelled():
+            task.exception()  # asked for, so that the loop does not print it
 
 
 async def all_of(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import BlockingBackend
-from ..errors import StoreClosedError
+from ..errors import RoutingError, StoreClosedError
 from ..store.bridge import LoopThread, as_async, moves_many
 from ..store.routing_store import RoutingStore
 from ..store.sync import SyncStore
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from ..backend import Backend
-    from ..errors import RoutingError
     from ..resolver import ResolvedStore
     from ..schema import RoutingSchema
     from ..store.fetching import Clock
@@ -76,6 +75,8 @@ class Concurrent:
             except asyncio.CancelledError:
                 done(-1, StoreClosedError("the reader was closed during the iteration"))
                 raise
+            except RoutingError as err:
+                done(-1, err)
 
         async def start() -> asyncio.Task[None]:
             task = asyncio.get_running_loop().create_task(settle())

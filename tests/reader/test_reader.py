@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from fastdeploy_routing_plugins import (
 )
 from fastdeploy_routing_plugins import errors as e
 from fastdeploy_routing_plugins.backend import Blob
-from fastdeploy_routing_plugins.reader import bulk
+from fastdeploy_routing_plugins.reader import bulk, gathering
 from fastdeploy_routing_plugins.spec import Capability
 
 from ..store.memory import FULL, AsyncMemory, BlockingMemory
@@ -547,6 +549,23 @@ def test_iteration_ends_when_the_reader_is_closed(empty: Place) -> None:
     with pytest.raises(e.StoreClosedError):
         next(steps)
     closing.join()
+
+
+def test_what_tasks_raised_that_are_ended_is_not_printed() -> None:
+    printed: list[Any] = []
+
+    async def failing() -> None:
+        raise e.StoreClosedError("closed")
+
+    async def body() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: printed.append(what))
+        tasks = [asyncio.ensure_future(failing())]
+        await asyncio.sleep(0.01)
+        await gathering.ended(tasks)
+
+    asyncio.run(body())
+    gc.collect()
+    assert printed == []
 
 
 def test_unknown_terms_of_an_iteration_are_refused(reader: RoutingReader) -> None:
