@@ -217,6 +217,8 @@ def tidy(besides: str = "") -> None:
 def _silent_for(fd: int) -> float:
     """Returns the seconds since a page's service last looked, or ended; 0 if that cannot be told."""
     raw = os.pread(fd, 8 * _FIRST, 0)
+    if not raw:  # there was no room to make it
+        return time.time() - os.fstat(fd).st_mtime
     if len(raw) != 8 * _FIRST or int.from_bytes(raw[:8], sys.byteorder) != MAGIC:
         return 0.0
     last = max(int.from_bytes(raw[8 * at : 8 * at + 8], sys.byteorder) for at in (_BEAT, _ENDED))

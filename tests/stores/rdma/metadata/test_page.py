@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from .helpers import prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BUCKET = bucket_of(prefix())
 
@@ -114,6 +114,16 @@ def test_a_page_that_was_left_long_ago_is_tidied_away(place: str, monkeypatch: p
     monkeypatch.setattr(pages.time, "monotonic_ns", lambda: now + int((pages._LEFT + 1) * 1e9))
     pages.tidy()
     assert not os.path.exists(page_path(place))
+
+
+@pytest.mark.parametrize(("age", "stays"), [(0, True), (61, False)])
+def test_a_page_that_there_was_no_room_for_is_tidied_away(place: str, age: float, stays: bool) -> None:
+    path = Path(page_path(place))
+    path.touch(0o600)
+    os.utime(path, times=(time.time() - age,) * 2)
+    pages.tidy()
+    assert path.exists() == stays
+    path.unlink(missing_ok=True)
 
 
 def test_nothing_is_vacant_before_the_service_has_settled(page: Page) -> None:
