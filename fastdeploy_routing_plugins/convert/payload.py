@@ -100,7 +100,7 @@ def flat(raw: bytes | memoryview, dtype: str, columns: int, top_k: int, *, first
         raise InvalidRecordError(
             f"{nbytes} bytes are no whole number of tokens: one takes {row}, {columns} layers x top-{top_k} x "
             f"{ids.itemsize} bytes ({ids.name})",
-            hint="another number of layers (if dense ones are among them, num_hidden_layers, or --hidden-layers, is how "
+            hint="another number of layers (with dense ones among them, num_hidden_layers, or --hidden-layers, is how "
             "many there are), another top_k or dtype, or it was cut off",
         )
     if columns * top_k > MAX_BYTES:
