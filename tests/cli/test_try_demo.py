@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -130,7 +131,13 @@ def test_try_cleans_up_when_it_is_stopped(folder: Path, number: signal.Signals, 
         process.send_signal(number)
         output = process.communicate(timeout=30)
 
-    assert (process.returncode, "".join(output), namespaces(folder)) == (code, "", [])
+    assert (process.returncode, is_told(number, output), namespaces(folder)) == (code, True, [])
+
+
+def is_told(number: signal.Signals, output: tuple[str, str]) -> bool:
+    """Whether who ended a command with Ctrl-C is told how far it came, and nobody else anything."""
+    expected = r"interrupted; (\w+( local)?: \d+ of \d+(, |\n))+" if number == signal.SIGINT else ""
+    return not output[0] and re.fullmatch(expected, output[1]) is not None
 
 
 def test_try_without_a_store_is_wrong_usage(tmp_path: Path) -> None:
@@ -248,7 +255,7 @@ def test_a_stopped_demo_leaves_no_process_and_no_folder(tmp_path: Path, number: 
     while (running := [pid for pid in children if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [path for path in arenas if os.path.exists(os.path.dirname(path))]
-    assert (process.returncode, "".join(output), running, os.listdir(tmp_path)) == (code, "", [], [])
+    assert (process.returncode, is_told(number, output), running, os.listdir(tmp_path)) == (code, True, [], [])
     assert (len(arenas), left) == (1, [])
 
 
