@@ -23,6 +23,8 @@ from ...errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .metadata.client import Entry, MetadataClient
     from .shelf import Shelf
 
@@ -68,32 +70,38 @@ class Spares:
             names = list(itertools.islice(self._unknown, _AT_ONCE))
             for name in names:  # whose turn is over goes to the end
                 self._unknown[name] = self._unknown.pop(name)
-        for name, entry in zip(names, self._client.lookup(names, fresh=True), strict=True):
-            self._decide(name, entry)
+        entries = self._client.lookup(names, fresh=True)
+        self._publish([name for name, entry in zip(names, entries, strict=True) if self._is_ours_now(name, entry)])
 
-    def _decide(self, name: str, entry: Entry | RoutingError) -> None:
+    def _is_ours_now(self, name: str, entry: Entry | RoutingError) -> bool:
+        """Whether nobody else serves an object any more; lets the copy of one go that nobody is to have."""
         if isinstance(entry, (DeletedError, SupersededError)):
             self._forget(name)
             self._shelf.drop_spares([name])
-        elif isinstance(entry, NotFoundError) and not self._twice(name):
-            return  # a service that has just started may not have been told yet
-        elif isinstance(entry, (AbsentError, ProducerLostError)):
-            self._publish(name)
-
-    def _twice(self, name: str) -> bool:
-        """Whether the service did not know a name before, either."""
+            return False
+        unknown = isinstance(entry, NotFoundError)
         with self._lock:
-            seen = self._unknown.get(name, 0)
+            before = self._unknown.get(name, 0)
             if name in self._unknown:
-                self._unknown[name] = seen + 1
-        return seen > 0
+                self._unknown[name] = before + 1 if unknown else 0
+        if unknown:  # a service that has just started may not have been told yet
+            return before > 0
+        return isinstance(entry, (AbsentError, ProducerLostError))
 
-    def _publish(self, name: str) -> None:
-        held = self._shelf.serve(name)
-        if held is not None and self._client.publish(self._owner, [(name, held.raw)])[0] is not None:
-            self._shelf.spare(name, held)  # somebody else was faster
+    def _publish(self, names: Sequence[str]) -> None:
+        ours = [held for name in names if (held := self._shelf.serve(name)) is not None]
+        if not ours:
             return
-        self._forget(name)
+        left = {held.name: held for held in ours}
+        try:
+            outcomes = self._client.publish(self._owner, [(held.name, held.raw) for held in ours])
+            for held, outcome in zip(ours, outcomes, strict=True):
+                if outcome is None:
+                    del left[held.name]
+                    self._forget(held.name)
+        finally:
+            for name, held in left.items():  # somebody else was faster, or the service did not answer
+                self._shelf.spare(name, held)
 
     def _forget(self, name: str) -> None:
         with self._lock:
