@@ -175,7 +175,8 @@ def _forget_folder(environ: dict[str, str]) -> str | None:
         return None
     content = dict(request.sources[0].content)
     options = content.get(OPTIONS_KEY)
-    folder = content.pop("local_store_dir", None) or content.pop("store_dir", None)
+    flat = [content.pop(key, None) for key in ("local_store_dir", "store_dir")]
+    folder = next(filter(None, flat), None)
     if isinstance(options, dict):
         content[OPTIONS_KEY] = {key: value for key, value in options.items() if key != "store_dir"}
         folder = options.get("store_dir", folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,9 +76,12 @@ def command(
         try:
             with other_choices(store, key):
                 if layer_ids is not None:
-                    with suppress(PendingError, IncompleteError):  # what is wanted of it may be there
+                    try:
                         store.wait(key, timeout=timeout)
-                    layers = _positions(store, key, layer_ids)
+                    except (PendingError, IncompleteError):  # what is wanted of it may be there
+                        if not store.status(key).parts:
+                            raise
+                    layers, timeout = _positions(store, key, layer_ids), 0.0
                 record = store.get(key, timeout=timeout, layers=layers, tokens=tokens, verify=not no_verify)
         except StoreError as err:
             err.message = naming(key, err.message)
@@ -101,13 +103,11 @@ def command(
     return 0
 
 
-def _positions(store: SyncStore, key: RoutingKey, wanted: slice) -> slice | None:
-    """Returns the positions of the recorded layers with the model's numbers in a range; None: nothing is recorded."""
+def _positions(store: SyncStore, key: RoutingKey, wanted: slice) -> slice:
+    """Returns the positions of the recorded layers with the model's numbers in a range."""
     schema = store.stat(key).schema
-    if schema is None:
-        return None
     start, stop = bounds("layer-ids", wanted)
-    ids = schema.layer_ids
+    ids = () if schema is None else schema.layer_ids
     first, last = bisect_left(ids, start), len(ids) if stop is None else bisect_left(ids, stop)
     if first >= last:
         asked = f"{start}:{'' if stop is None else stop}"

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from ...errors import ConflictError, EvictedError, InvalidKeyError
+from ...errors import EvictedError, InvalidKeyError
 from ...keys import RoutingKey
 from ...names import AbortName, parse_object
 from ...store.assemble import Attempts
@@ -78,5 +78,5 @@ class Eviction:
 def _is_abort(what: str) -> bool:
     try:
         return isinstance(parse_object(what), AbortName)
-    except (InvalidKeyError, ConflictError):
+    except InvalidKeyError:
         return False

@@ -208,7 +208,7 @@ class Producer:
             stored: The other's header; None if it could not be had.
         """
         held = self.shelf.get(name)
-        if held is None:
+        if held is None or not held.spare:
             return
         if stored is not None and same_content(held.header, stored):
             self._spares.keep(name)

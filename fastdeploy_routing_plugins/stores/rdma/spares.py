@@ -70,6 +70,9 @@ class Spares:
             names = list(itertools.islice(self._unknown, _AT_ONCE))
             for name in names:  # whose turn is over goes to the end
                 self._unknown[name] = self._unknown.pop(name)
+        for name in [name for name in names if not self._is_kept(name)]:  # deleted here meanwhile
+            names.remove(name)
+            self._forget(name)
         entries = self._client.lookup(names, fresh=True)
         self._publish([name for name, entry in zip(names, entries, strict=True) if self._is_ours_now(name, entry)])
 
@@ -102,6 +105,10 @@ class Spares:
         finally:
             for name, held in left.items():  # somebody else was faster, or the service did not answer
                 self._shelf.spare(name, held)
+
+    def _is_kept(self, name: str) -> bool:
+        held = self._shelf.get(name)
+        return held is not None and held.spare
 
     def _forget(self, name: str) -> None:
         with self._lock:
