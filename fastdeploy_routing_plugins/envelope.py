@@ -22,7 +22,7 @@ from .digests import CHUNK_TOKENS, DIGEST_DIGITS
 from .errors import CorruptDataError, InvalidKeyError, InvalidRecordError, UnsupportedError
 from .keys import DEFAULT_KIND, MAX_ATTEMPT, MAX_CHOICE, RoutingKey, encode_component, encode_namespace
 from .names import AbortName, ObjectName, Part, PartName, SealName, object_name, parse_object
-from .record import WeightSpan, check_spans
+from .record import WeightSpan, check_spans, merged
 from .schema import RoutingSchema
 
 FORMAT: Final = (1, 1)
@@ -176,6 +176,11 @@ class PartHeader(_Base, frozen=True, forbid_unknown_fields=True, tag="part", kw_
             getattr(self, f) == getattr(other, f)
             for f in ("num_experts", "top_k", "layer_ids", "dtype", "layers", "tokens", "total_tokens", "digests")
         )
+
+    def same_weights(self, other: PartHeader) -> bool:
+        """Whether this states no weight versions, or those that the other object states."""
+        mine, theirs = self.weight_versions, other.weight_versions
+        return not mine or mine == theirs or merged(self.spans()) == merged(other.spans())
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):

@@ -94,6 +94,20 @@ def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[
     return tuple(sorted(cut, key=lambda span: (span.start, span.stop, str(span.version))))
 
 
+def merged(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
+    """Returns spans, which are in order, with neighbours of one version as one span."""
+    found: list[WeightSpan] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last is not None and (last.stop, type(last.version), last.version) == (
+            span.start, type(span.version), span.version
+        ):  # fmt: skip
+            found[-1] = WeightSpan(last.start, span.stop, span.version)
+        else:
+            found.append(span)
+    return found
+
+
 class RoutingRecord(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Routing as a reader gets it. ``numpy.asarray(record)`` works; no method shows the data in logs.
 

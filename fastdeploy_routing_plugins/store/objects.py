@@ -24,6 +24,7 @@ from ..errors import (
 from ..keys import as_int, shown
 from ..spec import Capability
 from .guarding import Translated, is_sound, sliced, translate
+from .stating import check_weights
 from .undigested import Undigested
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class Objects:
                     hint="stored routing never changes: put with a higher attempt, or delete the rollout first",
                     name=name,
                 ) from None
+            check_weights(name, header, stored)
             return True
         if answer is not None:
             raise self.broken("_put", f"returned {shown(answer)}; it returns nothing, or raises")

@@ -288,6 +288,29 @@ def test_after_a_conflict_the_first_is_still_there(store: SyncStore) -> None:
     np.testing.assert_array_equal(store.get("a").routing, routing())
 
 
+@pytest.mark.parametrize(
+    "again",
+    [
+        (),
+        (WeightSpan(0, 4, 7), WeightSpan(4, 6, "b")),
+        (WeightSpan(0, 1, 7), WeightSpan(1, 4, 7), WeightSpan(4, 6, "b")),
+    ],
+)
+def test_weights_stated_again_or_not_at_all_are_a_duplicate(store: SyncStore, again: tuple[WeightSpan, ...]) -> None:
+    store.put("a", routing(), weight_versions=[WeightSpan(0, 4, 7), WeightSpan(4, 6, "b")])
+    assert store.put("a", routing(), weight_versions=again).duplicate
+
+
+@pytest.mark.parametrize(
+    "first", [[], [WeightSpan(0, 6, 1)], [WeightSpan(0, 6, "2")], [WeightSpan(0, 5, 2), WeightSpan(5, 6, 3)]]
+)
+def test_the_same_routing_of_other_weights_is_a_conflict(store: SyncStore, first: list[WeightSpan]) -> None:
+    store.put("a", routing(), weight_versions=first)
+    with pytest.raises(e.ConflictError, match=r"not 2 of tokens 0:6"):
+        store.put("a", routing(), weight_versions=[WeightSpan(0, 6, 2)])
+    assert list(store.get("a").weight_versions) == first
+
+
 def test_equal_overlaps_are_fine(store: SyncStore) -> None:
     store.put("a", routing()[:, :4], tokens=(0, 4), total_tokens=6)
     store.put("a", routing()[:, 2:], tokens=(2, 6))

@@ -10,7 +10,7 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Final
 
-from ...envelope import decode_header
+from ...envelope import PartHeader, decode_header
 from ...errors import (
     AbsentError,
     CorruptDataError,
@@ -115,9 +115,14 @@ class Spares:
             self._unknown.pop(name, None)
 
 
-def same_content(one: bytes, other: bytes) -> bool:
-    """Whether two headers are of the same routing."""
+def same_content(one: bytes, stored: bytes) -> bool:
+    """Whether two headers are of the same routing, and the first says nothing of its weights that the other does not."""
+    if one == stored:
+        return True
     try:
-        return one == other or decode_header(one).same_content(decode_header(other))
+        mine, theirs = decode_header(one), decode_header(stored)
     except (CorruptDataError, UnsupportedError):
         return False
+    if isinstance(mine, PartHeader) and isinstance(theirs, PartHeader) and not mine.same_weights(theirs):
+        return False
+    return mine.same_content(theirs)

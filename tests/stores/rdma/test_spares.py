@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from fastdeploy_routing_plugins import open_store
+from fastdeploy_routing_plugins import WeightSpan, open_store
 from fastdeploy_routing_plugins.errors import ConflictError, DeletedError, RoutingError
 
 from .test_through_writer import MIB, PATIENCE, SCHEMA, Place, place, read, routing, until
@@ -140,6 +140,8 @@ def test_no_copy_is_kept_of_what_contradicts(place: Place, store: SyncStore) -> 
     with open_store(place.config(), schema=SCHEMA) as second:
         with pytest.raises(ConflictError):
             second.put("x:1", routing(2))
+        with pytest.raises(ConflictError, match="none stated, not 5"):
+            second.put("x:1", routing(1), weight_versions=[WeightSpan(0, routing(1).shape[1], 5)])
         second.put("x:3", routing(3))
         shelf = second._store._objects._backend.blocking._producer.shelf  # type: ignore[attr-defined]
         assert shelf.count == 1
