@@ -16,13 +16,14 @@ from ..errors import (
     CorruptDataError,
     InvalidKeyError,
     InvalidRecordError,
+    NotFoundError,
     UnsupportedError,
 )
 from ..keys import RoutingKey, decode_component, encode_namespace, encode_prefix
 from ..names import Part
 from ..record import WeightSpan, spans_within
 from . import reading
-from .assemble import absence, uncovered
+from .assemble import Attempts, absence, uncovered
 from .stating import unstated
 
 if TYPE_CHECKING:
@@ -170,6 +171,19 @@ async def written_by(objects: Objects, producer: str, names: Sequence[str]) -> l
             except (CorruptDataError, UnsupportedError):
                 continue
     return mine
+
+
+async def named(objects: Objects, key: RoutingKey, namespace: str) -> RolloutStatus:
+    """See ``RoutingStore.status``."""
+    prefix = key.prefix(namespace)
+    names = await objects.names(prefix)
+    try:
+        return Attempts.parse(prefix, names).status(key)
+    except NotFoundError as err:
+        why = None if names else await objects.why_absent(prefix)
+        if why is None:
+            raise
+        raise NotFoundError(err.message, hint=why.message, **err.facts) from None
 
 
 async def stat(objects: Objects, status: RolloutStatus, namespace: str) -> RolloutStat:

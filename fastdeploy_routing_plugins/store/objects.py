@@ -237,14 +237,19 @@ class Objects:
             plain: What is known without the backend.
             final: Whether nobody waits any longer; before, only what waiting does not cure is raised.
         """
-        why: object = await self._call(self._backend._absence, prefix)
+        why = await self.why_absent(prefix)
         if isinstance(why, AbsentError):
             if final:
                 raise type(why)(plain.message, hint=why.message, **{**plain.facts, **why.facts})
-        elif isinstance(why, RoutingError):
-            raise why
         elif why is not None:
-            raise self.broken("_absence", f"returned {shown(why)}, not an error")
+            raise why
+
+    async def why_absent(self, prefix: str) -> RoutingError | None:
+        """Returns why nothing is under a prefix, if the backend knows."""
+        why: object = await self._call(self._backend._absence, prefix)
+        if why is None or isinstance(why, RoutingError):
+            return why
+        raise self.broken("_absence", f"returned {shown(why)}, not an error")
 
     async def _get_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         blobs: list[Blob | AbsentError]

@@ -258,12 +258,10 @@ class RoutingStore:
         """Returns what the names say of a rollout, at the cost of one listing.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: There is none; the hint says why, if the store knows.
         """
         self._objects.need(Capability.LIST)
-        key = as_key(key, choice)
-        prefix = key.prefix(self.namespace)
-        return Attempts.parse(prefix, await self._objects.names(prefix)).status(key)
+        return await inspection.named(self._objects, as_key(key, choice), self.namespace)
 
     async def stat(self, key: str | RoutingKey, *, choice: int = 0) -> RolloutStat:
         """Returns status, schema, weight versions and producers; reads headers, no payload. Raises NotFoundError."""

@@ -116,7 +116,7 @@ class Spares:
 
 
 def same_content(one: bytes, stored: bytes) -> bool:
-    """Whether two headers are of the same routing, and the first says nothing of its weights that the other does not."""
+    """Whether two headers are of the same routing, and the first states no weights that the other does not."""
     if one == stored:
         return True
     try:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import WeightSpan, open_store
-from fastdeploy_routing_plugins.errors import ConflictError, DeletedError, RoutingError
+from fastdeploy_routing_plugins.errors import ConflictError, DeletedError, NotFoundError, RoutingError
 
 from .test_through_writer import MIB, PATIENCE, SCHEMA, Place, place, read, routing, until
 
@@ -145,3 +145,15 @@ def test_no_copy_is_kept_of_what_contradicts(place: Place, store: SyncStore) -> 
         second.put("x:3", routing(3))
         shelf = second._store._objects._backend.blocking._producer.shelf  # type: ignore[attr-defined]
         assert shelf.count == 1
+
+
+def test_status_says_that_it_was_deleted(store: SyncStore) -> None:
+    store.put("x:1", routing(1))
+    store.delete("x:1")
+    for ask in (store.status, store.stat, store.verify):
+        with pytest.raises(NotFoundError, match="nothing is stored for 'x:1'") as info:
+            ask("x:1")
+        assert info.value.hint == "it was here, and was deleted or released"
+    with pytest.raises(NotFoundError) as info:
+        store.status("x:2")
+    assert info.value.hint == "is the producer using this store and namespace?"
