@@ -81,7 +81,7 @@ class ReadArena:
             return False
         *_, payload_at, payload_bytes, _ = head
         begin = page * PAGE + payload_at
-        return begin <= start <= stop <= begin + payload_bytes
+        return begin <= start <= stop <= min(begin + payload_bytes, self._pages * PAGE)
 
     def _head(self, page: int, generation: int) -> list[int] | None:
         """Returns the words of a block's head that its digest covers, and the digest; None if it is not there."""

@@ -162,6 +162,13 @@ def test_only_bytes_within_the_payload_are_of_it(
 # --- views --------------------------------------------------------------------------------------------------------
 
 
+def test_a_damaged_head_leads_to_nothing_beyond_the_file(arena: Arena, reading: ReadArena, block: Block) -> None:
+    arena.file.words[block.page * PAGE // WORD + Word.PAYLOAD_BYTES] = 1 << 50
+    begin = block.payload_at
+    assert reading.holds_payload(block.page, block.generation, begin, reading.nbytes)
+    assert not reading.holds_payload(block.page, block.generation, begin, reading.nbytes + 1)
+
+
 def test_a_view_shows_the_payload(reading: ReadArena, block: Block) -> None:
     assert view(reading, block) == PAYLOAD
 
