@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -10,6 +10,8 @@ from fastdeploy_routing_plugins.cli.choosing import StoreChoice, store_options
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import ID_LIMIT, Output, show_bytes, show_id
 from fastdeploy_routing_plugins.cli.selecting import note_empty
+from fastdeploy_routing_plugins.status import State
+from fastdeploy_routing_plugins.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +24,17 @@ _RIGHT = "  rrrrr"
 
 @click.command("ls")
 @click.argument("prefix", required=False)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(get_args(State)),
+    help="Only those in this state; repeatable.",
+)
 @store_options
 @common_options
 @click.pass_obj
-def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
+def command(out: Output, choose: StoreChoice, prefix: str | None, states: tuple[State, ...]) -> int:
     """List the rollouts in a store.
 
     PREFIX keeps ids equal to it or continuing after a colon: "x:1" matches "x:1" and "x:1:0", never "x:10".
@@ -35,6 +44,11 @@ def command(out: Output, choose: StoreChoice, prefix: str | None) -> int:
         namespace = store.namespace
         if not found and not out.json:
             note_empty(out, store, prefix)
+    if states:
+        others = len(found)
+        found = [status for status in found if status.state in states]
+        if others and not found and not out.json:
+            out.note(f"none is {' or '.join(states)}; {counted(others, 'rollout')} in other states")
     if not out.document({"namespace": namespace, "rollouts": [status.to_dict() for status in found]}):
         show_rollouts(out, found)
     return 0

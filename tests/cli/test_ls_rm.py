@@ -48,6 +48,24 @@ def test_ls_shows_people_state_and_size(filled: SyncStore, here: list[str]) -> N
     assert lines[2].split() == ["half", "incomplete", "0", "1", "6", "30", "240", "B"]
 
 
+def test_ls_keeps_to_the_states_asked_for(filled: SyncStore, here: list[str]) -> None:
+    filled.put("half", routing(10), tokens=(0, 10), total_tokens=30)
+    filled.abort("over", "why")
+
+    def found(*states: str) -> list[str]:
+        asked = [word for state in states for word in ("--state", state)]
+        return [one["id"] for one in invoke_json("ls", *asked, *here)["rollouts"]]
+
+    assert (found("incomplete"), found("aborted", "incomplete"), found("conflict")) == (["half"], ["half", "over"], [])
+    assert len(found("complete")) == 4
+
+
+def test_ls_says_that_the_others_are_in_other_states(filled: SyncStore, here: list[str]) -> None:
+    result = invoke("ls", "--state", "aborted", "--state", "pending", *here)
+    assert result.stderr == "none is aborted or pending; 4 rollouts in other states\n"
+    assert invoke("ls", "--state", "nonsense", *here).exit_code == 2
+
+
 def test_ls_tells_choices_apart(store: SyncStore, here: list[str]) -> None:
     store.put("n", routing(1), choice=0)
     store.put("n", routing(1), choice=2)
