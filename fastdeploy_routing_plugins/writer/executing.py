@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import numpy as np
 from ..arena.copying import copy_into
 from ..arena.layout import State
 from ..backend import LentBlock
-from ..errors import AbortedError, NotFoundError, QuarantinedError, RoutingError, WorkerError
+from ..errors import AbortedError, BackendError, NotFoundError, QuarantinedError, RoutingError, WorkerError
 from ..keys import RolloutId, RoutingKey
 from ..record import WeightSpan
 from ..spec import Capability
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ..schema import RoutingSchema
     from ..status import PutOutcome, RolloutStatus
     from ..store.sync import SyncStore
+
+_log = logging.getLogger("fastdeploy_routing_plugins.writer")
 
 MAX_STARTS = 3  # a worker that dies so often over one block is not tried again
 
@@ -70,6 +73,7 @@ class Executor:
         self._honesty = Honesty()
         self._giving_up = GivingUp(store) if setup.abort_lost else None
         self._lane = threading.local()
+        self._said = False
         self._only_last_turn = store.resolved.only_last_turn and Capability.LIST in self._has
 
     def run(self, task: Task) -> Outcome | Retry:
@@ -95,6 +99,7 @@ class Executor:
             pause = task.pause_after(err, self._setup.retry_for)
             self._view.set_starts(block, 0)
             if pause is not None:
+                self._say_once(err)
                 return Retry(pause)
             self._lose(task, err)
             task.over = True
@@ -105,6 +110,7 @@ class Executor:
             self._lose(task, fault)
             return failed(block.sequence, fault)
         task.over = True
+        self._said = False
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
         self._view.set_starts(block, 0)  # later workers do what is retained again: that one died is not its fault
         if outcome.retained and not task.retained:
@@ -115,6 +121,13 @@ class Executor:
         if self._giving_up is not None:
             self._giving_up.catch_up(everything=isinstance(task.operation, FlushOp))
         return outcome
+
+    def _say_once(self, err: RoutingError) -> None:
+        """Tells the engine's log that parts wait for the store; again only after it took one."""
+        if not self._said and not isinstance(err, BackendError):  # which has few tries
+            self._said = True
+            text = "the store takes nothing at the moment, each part is tried again for up to %g s: %s: %s"
+            _log.warning(text, self._setup.retry_for, err.code, err)
 
     def _lose(self, task: Task, err: RoutingError) -> None:
         if self._giving_up is not None:

@@ -56,6 +56,19 @@ def test_a_store_that_stays_away_is_given_up(place: Place) -> None:
         assert (caught.value.hint, begun(place) > 2) == ("is it running?", True)
 
 
+def test_the_log_says_once_that_parts_wait(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        place.flag.touch()
+        before = begun(place)
+        with place.writer("unavailable") as writer:
+            submit(writer, *numbered(3))
+            until(lambda first=before: begun(place) > first + 6)
+            place.flag.unlink()
+            writer.flush()
+    waiting = "each part is tried again for up to 60 s: store_unavailable: the service is down (is it running?)"
+    assert caplog.text.count(waiting) == 2
+
+
 def test_what_was_given_up_is_reported(place: Place) -> None:
     place.flag.touch()
     with place.writer("unavailable", limits={"retry_for": 0.2}) as writer:
