@@ -26,6 +26,7 @@ from .buffer import Buffer, LentBlock
 from .errors import AbsentError, UnsupportedError
 
 if TYPE_CHECKING:
+    from .arena.file import ArenaFile
     from .errors import RoutingError
 
 __all__ = [
@@ -183,6 +184,20 @@ class Backend(ABC):
     async def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """Tells a backend with ``Capability.RETAIN`` that readers are done with these objects."""
 
+    async def _make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        """Called of a backend with ``Capability.RETAIN`` while an engine waits for room in its arena.
+
+        A backend that may lose something gives buffers back, see ``Buffer.release``.
+
+        Args:
+            arena: Where there is no room, ``LentBlock.arena`` of what was lent from there.
+            nbytes: How much is waited for.
+
+        Returns:
+            How many bytes were given back; 0 if nothing may go.
+        """
+        return 0
+
     async def _inherit(self) -> None:  # noqa: B027
         """Called after ``_open`` by a store worker: takes over what a dead one kept that wrote as this one.
 
@@ -302,6 +317,10 @@ class BlockingBackend(ABC):
 
     def _release(self, names: Sequence[str]) -> None:  # noqa: B027
         """See ``Backend``."""
+
+    def _make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        """See ``Backend``."""
+        return 0
 
     def _inherit(self) -> None:  # noqa: B027
         """See ``Backend``."""

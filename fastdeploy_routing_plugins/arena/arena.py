@@ -153,6 +153,18 @@ class Arena:
         """Whether a block of this size fits into an empty arena."""
         return meta_bytes <= MAX_META and block_size(meta_bytes, payload_bytes)[0] <= self._data.pages
 
+    def want(self, meta_bytes: int, payload_bytes: int) -> None:
+        """Tells the worker that a block of this size is waited for, until ``want_nothing``."""
+        with self._lock:
+            if not self._closed:
+                self._words[Live.WANTED] = block_size(meta_bytes, payload_bytes)[0] * PAGE
+
+    def want_nothing(self) -> None:
+        """Tells the worker that nobody waits any more."""
+        with self._lock:
+            if not self._closed:
+                self._words[Live.WANTED] = 0
+
     def array(self, block: Block, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Returns a block's payload as a writable array, in place."""
         count = block.payload_bytes // np.dtype(dtype).itemsize

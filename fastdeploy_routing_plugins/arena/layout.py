@@ -48,6 +48,7 @@ class Live:
     HEARTBEAT: Final = 528  # grows while the worker's main loop turns
     WORKER_PID: Final = 536
     WORKER_START: Final = 544
+    WANTED: Final = 552  # bytes that the engine waits for, 0 if it does not; written by the engine
 
 
 class State(IntEnum):

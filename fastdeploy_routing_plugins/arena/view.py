@@ -111,6 +111,10 @@ class ArenaView:
                     found.append(block)
         return sorted(found, key=lambda block: block.sequence)
 
+    def wanted(self) -> int:
+        """Returns how many bytes the engine waits for; 0 if it does not."""
+        return int(self._words[Live.WANTED])
+
     def beat(self) -> None:
         """Shows that the worker's main loop turns."""
         self._words[Live.HEARTBEAT] += 1

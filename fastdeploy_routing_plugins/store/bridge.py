@@ -23,6 +23,7 @@ from .pool import DaemonPool
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from ..arena.file import ArenaFile
     from ..errors import AbsentError, RoutingError
 
 T = TypeVar("T")
@@ -91,6 +92,9 @@ class _Calls(Backend):
 
     async def _release(self, names: Sequence[str]) -> None:
         await self._call(self.blocking._release, names)
+
+    async def _make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        return await self._call(self.blocking._make_room, arena, nbytes)
 
     async def _inherit(self) -> None:
         await self._call(self.blocking._inherit)

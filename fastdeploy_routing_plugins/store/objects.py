@@ -30,6 +30,8 @@ from .undigested import Undigested
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from ..arena.file import ArenaFile
+
 T = TypeVar("T")
 
 _WAIT_SLICE = 1.0  # s between looks whether the store was closed under a waiting reader
@@ -306,6 +308,10 @@ class Objects:
         if names and Capability.RETAIN in self.has:
             await self._call(self._backend._release, names)
 
+    async def make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        """See ``Backend._make_room``."""
+        return self._count("_make_room", await self._call(self._backend._make_room, arena, nbytes))
+
     async def inherit(self) -> None:
         """See ``Backend._inherit``."""
         await self._call(self._backend._inherit)
@@ -322,5 +328,5 @@ class Objects:
     def _count(self, verb: str, answer: object) -> int:
         count = as_int(answer)
         if count is None or count < 0:
-            raise self.broken(verb, f"returned {shown(answer)}, not how many objects it deleted")
+            raise self.broken(verb, f"returned {shown(answer)}, not a count")
         return count

@@ -20,6 +20,7 @@ MAX_REASON = 4096  # characters of an abort's reason that are kept
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ..arena.file import ArenaFile
     from ..backend import Backend
     from ..record import RoutingRecord, WeightSpan
     from ..resolver import ResolvedStore
@@ -78,6 +79,11 @@ class RoutingStore:
         """
         self._objects.need()
         await self._objects.inherit()
+
+    async def make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        """For a store worker whose engine waits for room in its arena: see ``Backend._make_room``."""
+        self._objects.need()
+        return await self._objects.make_room(arena, nbytes)
 
     async def linger(self) -> None:
         """Returns when nothing that this process keeps for readers is needed any more, or was kept long enough."""

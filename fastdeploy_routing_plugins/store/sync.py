@@ -14,6 +14,7 @@ from .routing_store import RoutingStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from ..arena.file import ArenaFile
     from ..backend import Choose, Deliver
     from ..keys import RoutingKey
     from ..record import RoutingRecord, WeightSpan
@@ -128,6 +129,11 @@ class SyncStore:
     def inherit(self) -> None:
         """See ``RoutingStore.inherit``."""
         self._run(self._store.inherit())
+
+    def make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        """See ``RoutingStore.make_room``."""
+        freed: int = self._run(self._store.make_room(arena, nbytes))
+        return freed
 
     def linger(self) -> None:
         """See ``RoutingStore.linger``."""

@@ -123,15 +123,19 @@ class Gate:
             return block
         if self.ledger.is_listener or not self.arena.fits(len(meta), nbytes):
             return None  # who hears of what has ended is who makes room, and so must not wait for it
-        while self._budget > 0:
-            began = time.monotonic()
-            time.sleep(min(self._budget, _FULL_LOOK))
-            self.check()
-            block = self.arena.allocate(meta, nbytes)
-            self._budget -= time.monotonic() - began
-            if block is not None:
-                return block
-        return None
+        try:
+            while self._budget > 0:
+                began = time.monotonic()
+                self.arena.want(len(meta), nbytes)
+                time.sleep(min(self._budget, _FULL_LOOK))
+                self.check()
+                block = self.arena.allocate(meta, nbytes)
+                self._budget -= time.monotonic() - began
+                if block is not None:
+                    return block
+            return None
+        finally:
+            self.arena.want_nothing()
 
     def spilled(self, operation: PutOp, array: npt.NDArray[Any]) -> tuple[PutOp, Block]:
         """Writes a payload that the arena has no room for into the spill folder.

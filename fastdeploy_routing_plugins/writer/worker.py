@@ -45,6 +45,7 @@ from .messages import (
     short,
 )
 from .operations import Setup
+from .relief import Relief
 from .tasks import Retry, Task
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Worker:
             return 1
         executor = Executor(store, self._view, self._setup, resolved.producer, self._give_back)
         self._dispatcher = Dispatcher(self._setup.lanes, executor.run, self._ended)
+        self._relief = Relief(store, self._view)
         self._say(Ready(f"shm -> {resolved.name}"))
         if not self._settled:
             # Once, before the first operation.
@@ -202,6 +204,7 @@ class Worker:
                 err = ArenaError("its place in shared memory was overwritten before the store worker came to it")
                 self._end(failed(self._view.damaged.pop(), err))
             self._view.beat()
+            self._relief.look()
             told = self._tell()
             for message in self._channel.receive():
                 self._finish = self._finish or isinstance(message, Finish)

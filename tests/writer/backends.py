@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastdeploy_routing_plugins.arena.file import ArenaFile
 from fastdeploy_routing_plugins.backend import Backend, Blob, Buffer, Ranges
 from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.spec import Capability, StoreContext, StoreSpec
@@ -230,6 +231,29 @@ class Keeping(Plain):
         payload.release()
 
 
+class Yielding(Plain):
+    """Stores, and keeps payloads where they lie until the engine wants room."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._kept: list[Buffer] = []
+
+    def put(self, name: str, header: bytes, payload: Buffer) -> None:
+        self.keep(name, header, payload)
+        if payload.nbytes:
+            self._kept.append(payload.retain())
+
+    def _make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        freed = 0
+        while freed < nbytes and self._kept:
+            payload = self._kept.pop(0)
+            assert payload.block is not None
+            assert payload.block.arena.path == arena.path
+            freed += payload.nbytes
+            payload.release()
+        return freed
+
+
 class Blind(Plain):
     """Can neither list nor read."""
 
@@ -282,6 +306,7 @@ STORES: dict[str, tuple[type, Capability]] = {
     "deadly": (Deadly, FULL),
     "loud": (Loud, FULL),
     "keeping": (Keeping, FULL | Capability.RETAIN),
+    "yielding": (Yielding, FULL | Capability.RETAIN),
     "blind": (Blind, Capability.NONE),
 }
 

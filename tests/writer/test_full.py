@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fastdeploy_routing_plugins import RoutingWriter
+from fastdeploy_routing_plugins.arena.layout import Live
 from fastdeploy_routing_plugins.errors import ArenaFullError
 
 from .filling import MANY, PART, fill, stuck, used_again
@@ -54,6 +55,22 @@ def test_a_full_arena_holds_the_engine_up_once_in_total(place: Place) -> None:
             with pytest.raises(ArenaFullError):
                 writer.submit(f"y:{number}", PART)
         assert time.monotonic() - began < 20
+
+
+def test_a_store_that_keeps_payloads_is_asked_for_room(place: Place) -> None:
+    with place.writer("yielding", schema=BIG, limits={"on_full_wait": PATIENCE}) as writer:
+        for number in range(40):
+            writer.submit(f"y:{number}", PART)
+        assert writer.flush().stored == 40
+        assert writer.stats().retained_bytes > PART.nbytes
+        assert writer._gate.arena._words[Live.WANTED] == 0
+
+
+def test_nobody_is_asked_for_room_once_the_engine_has_given_up(place: Place) -> None:
+    with place.writer("keeping", schema=BIG, limits={"on_full_wait": 0.2}) as writer:
+        fill(writer)
+        assert writer._gate.arena._words[Live.WANTED] == 0
+        place.flag.touch()
 
 
 def test_threads_share_what_a_full_arena_may_hold_up(place: Place) -> None:

@@ -34,6 +34,7 @@ from .unclosed import Unclosed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...arena.file import ArenaFile
     from ...backend import Choose, Deliver
     from ...spec import StoreContext
     from .config import RdmaConfig
@@ -118,6 +119,10 @@ class RdmaBackend(BlockingBackend):
 
     def _ends(self) -> list[Closes]:
         return [each for each in (self._sources, self._endpoint, self._client) if each is not None]
+
+    def _make_room(self, arena: ArenaFile, nbytes: int) -> int:
+        producer = self._own()
+        return 0 if producer is None else producer.make_room(arena, nbytes)
 
     def _linger(self) -> None:
         producer = self._own()

@@ -11,10 +11,12 @@ from ...keys import RoutingKey
 from ...names import AbortName, parse_object
 from ...store.assemble import Attempts
 from .metadata.naming import rollout_of
+from .place import SHELF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ...arena.file import ArenaFile
     from .deletions import Deletions
     from .shelf import Shelf
 
@@ -53,17 +55,53 @@ class Eviction:
                 "keeps rollouts that are still written",
             )
 
-    def evict(self, keep: str) -> bool:
+    def evict(self, keep: str | None, arena: int | None = None) -> bool:
         """Lets the oldest rollout go; False if there is none but the one that is being put.
 
         Args:
-            keep: A name of that one.
+            keep: A name of that one; None: there is none.
+            arena: In which arena some of it must lie; None: in any.
         """
-        names = self._shelf.oldest(keep)
+        names = self._shelf.oldest(keep, arena)
         if names:
             self._remember(names)
             self._deletions.delete(names, "evicted")
         return bool(names)
+
+    def relieve(self, name: str, drop_spares: Callable[[], bool]) -> None:
+        """Makes room in an engine's arena for what comes next, after something that lies there was put.
+
+        Without this the engine would wait for room each time: a quarter of the arena is left to it, and at least twice
+        as much as this took.
+
+        Args:
+            name: What was put.
+            drop_spares: Lets go of copies of what others serve; returns whether there were any.
+        """
+        held = self._shelf.get(name)
+        if held is None or held.place.arena == SHELF:
+            return
+        arena = held.place.arena
+        nbytes = self._shelf.arenas[arena].nbytes
+        most = nbytes - max(nbytes // 4, 2 * held.block_bytes)
+        while self._shelf.lent_bytes(arena) > most and (drop_spares() or self.evict(name, arena)):
+            pass
+
+    def make_room(self, file: ArenaFile, nbytes: int, drop_spares: Callable[[], bool]) -> int:
+        """Makes room in an engine's arena for what is waited for; returns how many bytes were given back.
+
+        Args:
+            file: The arena.
+            nbytes: How much is waited for.
+            drop_spares: See ``relieve``.
+        """
+        arena = self._shelf.arena(file)
+        if arena is None:
+            return 0
+        before, freed = self._shelf.lent_bytes(arena), 0
+        while freed < nbytes and (drop_spares() or self.evict(None, arena)):
+            freed = before - self._shelf.lent_bytes(arena)
+        return freed
 
     def _remember(self, names: Sequence[str]) -> None:
         found = Attempts.parse(rollout_of(names[0]), names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...arena.layout import PAGE, TAIL_BYTES
 from .place import Place, encode
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ class Held:
     def nbytes(self) -> int:
         """Size of the payload in bytes."""
         return self.payload.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of the block that the payload lies in."""
+        place = self.place
+        end = place.payload_at + place.payload_bytes + TAIL_BYTES
+        return (-(-end // PAGE) - place.page) * PAGE
 
 
 class Lease:

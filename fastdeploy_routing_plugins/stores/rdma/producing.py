@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _TURNS = 64  # puts at the same time at most, of different names
-_LENT_SHARE = 0.75  # of an engine's arena that evicting leaves to what is held
 
 
 class Producer:
@@ -67,7 +66,7 @@ class Producer:
         self._revision = 0
         self._withdrawn: set[str] = set()
         self._predecessors: list[str] = []  # dead: what they had is ours
-        self._engines: dict[str, ArenaFile] = {}
+        self._exposed: list[ArenaFile] = []  # mapped as long as readers may be told of them
         self._server: TcpServer | None = None
         self._link: ProducerLink | None = None
         self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
@@ -140,7 +139,7 @@ class Producer:
 
     def _expose(self, file: ArenaFile) -> ArenaInfo:
         address = 0 if self._endpoint is None else self._endpoint.expose(file.map)
-        self._engines[file.path] = file
+        self._exposed.append(file)
         return ArenaInfo(file.path, file.nbytes, file.head.key, address)
 
     def _info(self) -> OwnerInfo:
@@ -192,7 +191,7 @@ class Producer:
             with self._lock:
                 self._withdrawn.discard(name)
             if self._config.when_full == "evict":
-                self._evict_lent(name)
+                self._eviction.relieve(name, self._spares.drop)
             return None
         if isinstance(answer, AbsentError):
             self.shelf.drop([name])
@@ -248,10 +247,9 @@ class Producer:
                 if self._config.when_full != "evict" or "most" in err.facts or not self._eviction.evict(name):
                     raise
 
-    def _evict_lent(self, keep: str) -> None:
-        limit = _LENT_SHARE * max((file.nbytes for file in self._engines.values()), default=0)
-        while self.shelf.lent_bytes() > limit and (self._spares.drop() or self._eviction.evict(keep)):
-            pass
+    def make_room(self, file: ArenaFile, nbytes: int) -> int:
+        """See ``Backend._make_room``."""
+        return self._eviction.make_room(file, nbytes, self._spares.drop) if self._config.when_full == "evict" else 0
 
     def _update(self) -> None:
         with self._lock:

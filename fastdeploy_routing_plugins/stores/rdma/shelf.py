@@ -80,6 +80,7 @@ class Shelf:
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._foreign: dict[str, int] = {}
+        self._lent_bytes: dict[int, int] = {}
         self.arenas: list[ArenaInfo] = [exposed(self._arena.file)]
         self._closed = False
 
@@ -100,6 +101,8 @@ class Shelf:
             other = self._held.get(name)
             if other is None and not self._closed:
                 self._held[name] = held
+                if held.place.arena != SHELF:
+                    self._lent_bytes[held.place.arena] = self.lent_bytes(held.place.arena) + held.block_bytes
                 if payload.lent:
                     held.buffer = payload.retain()
                 return held
@@ -203,16 +206,22 @@ class Shelf:
         with self._lock:
             return [(held.name, held.raw) for held in self._held.values() if not held.spare]
 
-    def oldest(self, keep: str) -> list[str]:
-        """Returns the names of the rollout that was put first of all that are served, but for that of a name."""
-        kept = rollout_of(keep)
+    def oldest(self, keep: str | None, arena: int | None = None) -> list[str]:
+        """Returns the names of the rollout that was put first of all that are served.
+
+        Args:
+            keep: A name of the rollout that is not meant; None: all are.
+            arena: In which arena some of it must lie; None: in any.
+        """
+        kept = None if keep is None else rollout_of(keep)
         with self._lock:
-            served = [name for name, held in self._held.items() if not held.spare]
-            first = next((name for name in served if not name.startswith(kept)), None)
-            if first is None:
-                return []
-            rollout = rollout_of(first)
-            return [name for name in served if name.startswith(rollout)]
+            for first, held in self._held.items():
+                if kept is not None and first.startswith(kept):
+                    continue
+                if not held.spare and arena in (None, held.place.arena):
+                    rollout = rollout_of(first)
+                    return [name for name, each in self._held.items() if name.startswith(rollout) and not each.spare]
+        return []
 
     @property
     def count(self) -> int:
@@ -225,10 +234,13 @@ class Shelf:
         with self._lock:
             return sum(held.nbytes for held in self._held.values())
 
-    def lent_bytes(self) -> int:
-        """Payload bytes of that in other arenas than the shelf."""
-        with self._lock:
-            return sum(held.nbytes for held in self._held.values() if held.place.arena != SHELF)
+    def arena(self, file: ArenaFile) -> int | None:
+        """Returns which of ``arenas`` a file is; None if nothing that is held was lent from it."""
+        return self._foreign.get(file.path)
+
+    def lent_bytes(self, arena: int) -> int:
+        """Bytes of the blocks of another arena than the shelf that hold what is held."""
+        return self._lent_bytes.get(arena, 0)
 
     # --- letting go ---------------------------------------------------------------------------------------------
 
@@ -269,6 +281,8 @@ class Shelf:
             if held is None or (raw is not None and held.raw != raw):
                 return False
             del self._held[name]
+            if held.place.arena != SHELF:
+                self._lent_bytes[held.place.arena] -= held.block_bytes
             held.gone = True
             free = held.leases == 0
         if free:

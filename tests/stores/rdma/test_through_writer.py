@@ -232,6 +232,28 @@ def test_with_evict_the_oldest_rollouts_go(place: Place) -> None:
         assert np.array_equal(store.get("x:19").routing, routing(19, tokens=40_000))
 
 
+@pytest.mark.parametrize("capacity", [2 * MIB, 64 * MIB])
+@pytest.mark.parametrize(
+    ("count", "least", "most"), [(1500, 1, 50), (24, 40_000, 40_000), (16, 130_000, 130_000), (60, 1, 90_000)]
+)
+def test_with_evict_an_engine_never_runs_out_of_room(
+    place: Place, capacity: int, count: int, least: int, most: int
+) -> None:
+    sizes = np.random.default_rng(count).integers(least, most + 1, size=count).tolist()
+    arrays = [routing(number, size) for number, size in enumerate(sizes)]
+    assert count * 3 * 4096 + sum(array.nbytes for array in arrays) > 2 * 8 * MIB
+    config = {"when_full": "evict", "linger": 0, "capacity": capacity}
+    with open_store(place.config(), schema=SCHEMA) as store, place.writer(**config) as writer:
+        for number, array in enumerate(arrays):
+            writer.submit(f"x:{number}", array)
+        assert writer.flush().stored == count
+        held = [status.key.rollout_id for status in store.list()]
+        assert np.array_equal(store.get(f"x:{count - 1}").routing, arrays[-1])
+        with pytest.raises(EvictedError):
+            store.get("x:0")
+        assert sum(arrays[int(name[2:])].nbytes for name in held) > (0 if least == 1 and most == 50 else 1.5 * MIB)
+
+
 def test_without_it_a_full_producer_refuses(place: Place) -> None:
     with open_store(place.config(capacity=2 * MIB), schema=SCHEMA) as store:
         store.put("x:0", routing(0, tokens=40_000))
