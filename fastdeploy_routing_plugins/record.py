@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -52,20 +52,31 @@ def _number(what: str, value: object, low: int, high: int) -> int:
     return number
 
 
+Versions: TypeAlias = int | str | Sequence[WeightSpan]
+"""Which weights made some tokens: one version, or spans with absolute tokens that cover them once."""
+
+
 def as_spans(given: object, tokens: tuple[int, int]) -> tuple[WeightSpan, ...]:
     """Returns what a caller states as weight versions, checked.
 
     Raises:
         InvalidRecordError: these are no spans, or they do not cover the tokens.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidRecordError(f"weight_versions must be a list of WeightSpan, got {type(given).__name__}")
-    spans = tuple(given)
+    number = as_int(given)
+    if number is not None or isinstance(given, str):
+        version = given if isinstance(given, str) else number
+        assert version is not None
+        return (WeightSpan(*tokens, version),) if tokens[0] < tokens[1] else ()
+    spans: tuple[object, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
     for span in spans:
         if not isinstance(span, WeightSpan):
-            raise InvalidRecordError(f"weight_versions must be a list of WeightSpan, got {type(span).__name__} in it")
-    check_spans(spans, tokens)
-    return spans
+            raise InvalidRecordError(
+                f"weight_versions must be one version or a list of WeightSpan, got {shown(given)}",
+                hint="a number or a short text for all tokens of the part, or [WeightSpan(start, stop, version), ...]",
+            )
+    found: tuple[WeightSpan, ...] = spans  # type: ignore[assignment]
+    check_spans(found, tokens)
+    return found
 
 
 def check_spans(spans: tuple[WeightSpan, ...], tokens: tuple[int, int]) -> None:

@@ -18,7 +18,7 @@ from ..backend import GetRequest
 from ..errors import AbortedError, ConflictError, InvalidKeyError, InvalidRecordError, NotFoundError, SupersededError
 from ..keys import MAX_ATTEMPT, as_key, check_int, shown
 from ..names import MAX_TOKENS, Part
-from ..record import WeightSpan, spans_within
+from ..record import spans_within
 from ..store import fetching, reading
 from ..store.assemble import uncovered
 from ..store.selection import bounds
@@ -26,20 +26,17 @@ from ..store.sync import SyncStore
 from . import asking
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..arrays import IntArray
     from ..envelope import PartHeader
     from ..keys import RoutingKey
     from ..names import PartName
+    from ..record import Versions
     from ..schema import RoutingSchema
     from ..status import PutOutcome, RolloutStatus
     from ..store.routing_store import RoutingStore
     from ..store.selection import Selection
     from ..writer.routing_writer import RoutingWriter
     from ..writer.tickets import Ticket
-
-    Versions = int | str | Sequence[WeightSpan]
 
 
 def covered(status: RolloutStatus) -> int:
@@ -156,10 +153,7 @@ class Trajectory:
                 hint="append the turns in order, each with all of its tokens",
             )
         end = begin + _count(routing, layout) if stop is None else stop
-        spans = weight_versions
-        if isinstance(spans, (int, str)):
-            spans = (WeightSpan(begin, end, spans),) if begin < end else ()
-        result = self._put(routing, (begin, end), layout, spans)
+        result = self._put(routing, (begin, end), layout, weight_versions)
         self.tokens = max(self.tokens, end)
         return result
 
@@ -168,7 +162,7 @@ class Trajectory:
         routing: Any,
         tokens: tuple[int, int],
         layout: str,
-        spans: Sequence[WeightSpan],
+        spans: Versions,
         layers: Selection = None,
         schema: RoutingSchema | None = None,
     ) -> PutOutcome | Ticket:

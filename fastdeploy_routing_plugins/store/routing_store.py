@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..arena.file import ArenaFile
     from ..backend import Backend
-    from ..record import RoutingRecord, WeightSpan
+    from ..record import RoutingRecord, Versions
     from ..resolver import ResolvedStore
     from ..status import PutOutcome, RolloutStatus
     from .inspection import RolloutStat, VerifyReport
@@ -124,7 +124,7 @@ class RoutingStore:
         tokens: Selection = None,
         total_tokens: int | None = None,
         layout: str = "layer_first",
-        weight_versions: Sequence[WeightSpan] = (),
+        weight_versions: Versions = (),
     ) -> PutOutcome:
         """Stores routing, whole or a part of it; returns when every reader can get it.
 
@@ -139,7 +139,7 @@ class RoutingStore:
             tokens: Which tokens (absolute) these are; None: all tokens of the rollout.
             total_tokens: Recorded tokens of the whole rollout, if known; implied by ``tokens=None``.
             layout: ``"layer_first"``, or ``"token_first"`` for ``[tokens, layers, top_k]``.
-            weight_versions: Spans of weight versions that cover the tokens.
+            weight_versions: The weights that made these tokens: one version, or spans with absolute tokens.
 
         Raises:
             InvalidRecordError: The routing does not fit the schema or the ranges stated.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..arena.file import ArenaFile
     from ..backend import Choose, Deliver
     from ..keys import RoutingKey
-    from ..record import RoutingRecord, WeightSpan
+    from ..record import RoutingRecord, Versions
     from ..resolver import ResolvedStore
     from ..schema import RoutingSchema
     from ..status import PutOutcome, RolloutStatus
@@ -155,7 +155,7 @@ class SyncStore:
         tokens: Selection = None,
         total_tokens: int | None = None,
         layout: str = "layer_first",
-        weight_versions: Sequence[WeightSpan] = (),
+        weight_versions: Versions = (),
     ) -> PutOutcome:
         """See ``RoutingStore.put``."""
         outcome: PutOutcome = self._run(

@@ -18,11 +18,9 @@ from ..store.selection import Selection, bounds
 from .operations import AbortOp, PutOp, SealOp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
-    from ..record import WeightSpan
+    from ..record import Versions, WeightSpan
     from ..schema import RoutingSchema
 
 
@@ -36,7 +34,7 @@ def put_operation(
     total_tokens: int | None,
     choice: int,
     attempt: int,
-    weight_versions: Sequence[WeightSpan],
+    weight_versions: Versions,
     token_first: bool,
 ) -> PutOp:
     """Checks everything about a part but its ids.

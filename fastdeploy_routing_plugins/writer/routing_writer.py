@@ -28,11 +28,11 @@ from .supervisor import Supervisor
 from .tickets import FlushReport, Ticket, WriteFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from ..record import WeightSpan
+    from ..record import Versions
     from ..resolver import ResolvedStore
     from ..store.selection import Selection
 
@@ -128,7 +128,7 @@ class RoutingWriter:
         choice: int = 0,
         attempt: int = 0,
         layout: str = _USUAL,
-        weight_versions: Sequence[WeightSpan] = (),
+        weight_versions: Versions = (),
     ) -> Ticket:
         """Copies routing into shared memory and returns; the memory is the caller's again at once.
 
@@ -144,7 +144,7 @@ class RoutingWriter:
             choice: Which choice of a request with ``n > 1``.
             attempt: The producer's number of the attempt; readers see the highest one.
             layout: ``"layer_first"``, or ``"token_first"`` for ``[tokens, layers, top_k]``.
-            weight_versions: Spans of weight versions that cover the tokens.
+            weight_versions: The weights that made these tokens: one version, or spans with absolute tokens.
 
         Raises:
             InvalidRecordError: The routing does not fit the schema or the ranges stated.
@@ -187,7 +187,7 @@ class RoutingWriter:
         attempt: int = 0,
         layout: str = _USUAL,
         dtype: npt.DTypeLike | None = None,
-        weight_versions: Sequence[WeightSpan] = (),
+        weight_versions: Versions = (),
     ) -> Reservation:
         """Returns shared memory to gather routing into, so that nothing is copied at all.
 

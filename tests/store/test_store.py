@@ -288,6 +288,21 @@ def test_after_a_conflict_the_first_is_still_there(store: SyncStore) -> None:
     np.testing.assert_array_equal(store.get("a").routing, routing())
 
 
+@pytest.mark.parametrize("version", [7, np.int64(7), "step-7"])
+def test_one_version_is_that_of_all_tokens(store: SyncStore, version: object) -> None:
+    store.put("a", routing()[:, 2:], tokens=(2, 6), weight_versions=version)
+    assert store.stat("a").weight_versions == (WeightSpan(2, 6, version),)
+    store.put("empty", routing()[:, :0], weight_versions=version)
+    assert store.get("empty").weight_versions == ()
+
+
+@pytest.mark.parametrize("versions", [1.5, [7], ["a"], None, True, (WeightSpan(0, 6, 1), 2)])
+def test_what_states_no_weights_says_how_to(store: SyncStore, versions: object) -> None:
+    with pytest.raises(e.InvalidRecordError, match="one version or a list of WeightSpan") as info:
+        store.put("a", routing(), weight_versions=versions)
+    assert "[WeightSpan(start, stop, version), ...]" in info.value.hint
+
+
 @pytest.mark.parametrize(
     "again",
     [

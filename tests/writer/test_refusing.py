@@ -54,7 +54,8 @@ WRONG_RECORDS: dict[str, Any] = {
     "rows that are not the total": lambda w: w.submit("x", routing(9), total_tokens=10),
     "gaps between versions": lambda w: w.submit("x", routing(), weight_versions=[WeightSpan(1, 10, 1)]),
     "versions of another form": lambda w: w.submit("x", routing(), weight_versions=[(0, 10, 1)]),
-    "versions in a text": lambda w: w.submit("x", routing(), weight_versions="17"),
+    "a version that is too long": lambda w: w.submit("x", routing(), weight_versions="v" * 257),
+    "versions in a list": lambda w: w.submit("x", routing(), weight_versions=["17"]),
     "no versions at all": lambda w: w.submit("x", routing(), weight_versions=None),
     "more versions than fit": lambda w: w.submit(
         "x", routing(6000), weight_versions=[WeightSpan(n, n + 1, "v" * 256) for n in range(6000)]

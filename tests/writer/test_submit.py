@@ -173,6 +173,11 @@ def test_an_id_is_any_text(writer: RoutingWriter, store: SyncStore, rollout_id: 
     assert same(store, rollout_id, routing(seed=rollout_id[:9]))
 
 
+def test_one_version_is_that_of_all_tokens(writer: RoutingWriter, store: SyncStore, rollout: str) -> None:
+    writer.submit(rollout, routing(), weight_versions=17).result(PATIENCE)
+    assert store.get(rollout).weight_versions == (WeightSpan(0, routing().shape[1], 17),)
+
+
 def test_weight_versions_arrive(writer: RoutingWriter, store: SyncStore, rollout: str) -> None:
     spans = (WeightSpan(0, 4, 17), WeightSpan(4, 10, "step-18"))
     writer.submit(rollout, routing(), weight_versions=spans).result(PATIENCE)
