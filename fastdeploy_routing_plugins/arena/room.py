@@ -59,7 +59,7 @@ def modest_size(folder: str, limit: int) -> int:
     Raises:
         ArenaRoomError: the folder cannot be used.
     """
-    room = min(_folder_room(folder), limit * 4)
+    room = min(_folder_room(folder), limit * 4, *_memory())
     return max(MIN_ARENA, room // 4 // PAGE * PAGE)
 
 

@@ -305,7 +305,13 @@ class RoutingStore:
         """Deletes rollouts, all attempts; returns how many existed. Unknown ones are no error."""
         self._objects.need(Capability.LIST)
         prefixes = [as_key(key, choice).prefix(self.namespace) for key in keys]
-        return await self._delete_each([await self._objects.names(prefix) for prefix in prefixes])
+        groups = [await self._objects.names(prefix) for prefix in prefixes]
+        if Capability.RETAIN in self._objects.has:
+            # What went with its producer may be there again from another one, unless it is known to be deleted.
+            for prefix, names in zip(prefixes, groups, strict=True):
+                if not names:
+                    await self._objects.clear(prefix)
+        return await self._delete_each(groups)
 
     async def delete_prefix(self, prefix: str) -> int:
         """Deletes the rollouts that ``list(prefix)`` names; returns how many existed."""

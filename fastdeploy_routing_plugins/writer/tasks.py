@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..backend import Buffer, LentBlock
-from ..errors import ArenaRoomError, BackendError, RoutingError, StoreUnavailableError
+from ..errors import ArenaFullError, ArenaRoomError, BackendError, RoutingError, StoreUnavailableError
 from .honesty import VanishedError
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Task:
         """
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.tries - 1, 10))
         late = time.monotonic() - self.taken + pause > retry_for
-        if isinstance(err, (StoreUnavailableError, ArenaRoomError)):  # others may give memory back, too
+        memory = isinstance(err, (ArenaRoomError, ArenaFullError)) and "most" not in err.facts  # others may free some
+        if memory or isinstance(err, StoreUnavailableError):
             return None if late else pause
         if isinstance(err, BackendError) and not isinstance(err, VanishedError):
             return None if late or self.tries >= _TRIES else pause

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from typing import TYPE_CHECKING
 
 from ...backend import Blob, BlockingBackend, Buffer, GetRequest, Ranges
@@ -23,7 +24,7 @@ from ...errors import (
 )
 from ...store.assemble import Attempts
 from .host import host_id, make_endpoint
-from .metadata.client import MetadataClient, Security
+from .metadata.client import Entry, MetadataClient, Security
 from .producing import Producer
 from .pulling import Puller
 from .shelf import ShelfText
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ...backend import Choose, Deliver
     from ...spec import StoreContext
     from .config import RdmaConfig
+    from .spares import Stored
     from .transport.rdma import RdmaEndpoint
     from .unclosed import Closes
 
@@ -70,7 +72,6 @@ class RdmaBackend(BlockingBackend):
         self._endpoint: RdmaEndpoint | None = None
         self._producer: Producer | None = None
         self._unclosed: Unclosed | None = None
-        self._inherits = False
         self._closed = False
         self._pid = os.getpid()
 
@@ -89,9 +90,12 @@ class RdmaBackend(BlockingBackend):
         self._endpoint = make_endpoint(config)
         self._sources = Sources(config, self._host, self._endpoint, lives=self._client.lives)
         self._puller = Puller(self._client, self._sources, config.timeout, self._own)
+        self._unclosed = Unclosed(self, self._ends())
 
     def _inherit(self) -> None:
-        self._inherits = True
+        if self._unclosed is not None:  # a store worker that ends in disorder leaves what it held to the next one
+            self._unclosed.closed()
+            self._unclosed = None
         if awaits_heir(self._config.arena_dir, self._shelf_text()):
             try:
                 self._producing()
@@ -163,22 +167,25 @@ class RdmaBackend(BlockingBackend):
             if self._closed:
                 raise StoreClosedError("the store is closed")
             if self._producer is None:
-                producer = Producer(self._config, self._shelf_text(), client, self._host, self._endpoint)
+                producer = Producer(
+                    self._config, self._shelf_text(), client, self._host, self._endpoint, _weakly(self._stored)
+                )
                 try:
                     producer.start()
                 except BaseException:
                     producer.stop()
                     raise
                 self._producer = producer
-                if not self._inherits:  # a store worker that ends in disorder leaves what it held to the next one
-                    self._unclosed = Unclosed(self, producer, self._ends())
+                if self._unclosed is not None:
+                    self._unclosed.producer = producer
             return self._producer
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     def _put(self, name: str, header: bytes, payload: Buffer) -> None:
         producer = self._producing()
-        if producer.put(name, header, payload) is None:
+        entry = producer.put(name, header, payload)
+        if entry is None:
             return
         theirs: bytes | None = None
         try:
@@ -187,8 +194,16 @@ class RdmaBackend(BlockingBackend):
                 raise StoreUnavailableError(f"{name} was stored by another producer, and is gone again") from stored
             theirs = stored.header
         finally:
-            producer.settle(name, theirs)
+            producer.settle(entry, theirs)
         raise AlreadyExistsError(f"{name} exists", header=theirs)
+
+    def _stored(self, name: str) -> tuple[Entry, bytes] | None:
+        """Returns who else holds an object, and its header; None if that cannot be had, or changes meanwhile."""
+        before = self._metadata().lookup([name], fresh=True)[0]
+        if not isinstance(before, Entry):
+            return None
+        blob = self._pulling().attempt(GetRequest(name, ()), before, time.monotonic() + self._config.timeout, False)
+        return None if blob is None else (before, blob.header)
 
     def _delete(self, names: Sequence[str]) -> int:
         if not names:
@@ -245,3 +260,14 @@ class RdmaBackend(BlockingBackend):
 
     def _view_many(self, requests: Sequence[GetRequest]) -> list[Blob | AbsentError]:
         return self._pulling().fetch(requests, view=True)
+
+
+def _weakly(stored: Stored) -> Stored:
+    """Returns a function that does the same as long as the method's object lives, and does not keep it alive."""
+    method = weakref.WeakMethod(stored)
+
+    def call(name: str) -> tuple[Entry, bytes] | None:
+        found = method()
+        return None if found is None else found(name)
+
+    return call

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ...errors import RoutingError
+    from .held import Seen
     from .metadata.client import MetadataClient
     from .shelf import Shelf
-
-Item = tuple[str, bytes]  # an object's name, and where it lies, encoded
 
 
 class Deletions:
@@ -41,49 +40,61 @@ class Deletions:
 
     def delete(self, names: Sequence[str], reason: str = "deleted") -> int:
         """Deletes objects, whoever holds them; returns how many there were."""
-        items = self._shelf.places(names)
+        items = self._shelf.seen(names)
         with self._doubting(items):
             count = self._client.delete(names, reason)
-            self._shelf.drop_places(items)
+            self.free(items)
         return count
 
     def delete_prefix(self, prefix: str) -> int:
         """Deletes all objects under a prefix, as ``delete`` does."""
-        with self._doubting(self._held(prefix)):
+        with self._doubting(self._shelf.seen(prefix=prefix)):
             count = self._client.delete_prefix(prefix)
-            self.let_go(self._held(prefix))  # not what was put since
+            self.let_go(self._shelf.seen(prefix=prefix))  # not what was put since
         return count
 
-    def _held(self, prefix: str) -> list[Item]:
-        return [item for item in self._shelf.inventory() if item[0].startswith(prefix)]
-
     @contextlib.contextmanager
-    def _doubting(self, items: Sequence[Item]) -> Iterator[None]:
+    def _doubting(self, items: Sequence[Seen]) -> Iterator[None]:
         """Has ``make_good`` ask for objects that are being deleted, if it is not known what became of that."""
         try:
             yield
         except BaseException:
-            with self._lock:
-                self._doubtful.update(dict(items))
+            self._doubt(items)
             raise
+
+    def _doubt(self, items: Sequence[Seen]) -> None:
+        with self._lock:
+            self._doubtful.update({item.name: item.raw for item in items})
 
     def make_good(self) -> None:
         """Frees what a delete of which nobody knew the end has deleted."""
         if not self._doubtful:
             return
         with self._lock:
-            items = list(self._doubtful.items())
-        self.let_go(items)
-        with self._lock:
-            for name, _ in items:
-                self._doubtful.pop(name, None)
+            doubtful, self._doubtful = self._doubtful, {}
+        items = [item for item in self._shelf.seen(doubtful) if item.raw == doubtful[item.name]]
+        with self._doubting(items):
+            self.let_go(items)
 
-    def let_go(self, items: Sequence[Item]) -> int:
-        """Frees what the service does not have any more of some objects; returns how many those are."""
-        entries = self._client.lookup([name for name, _ in items], fresh=True)
-        gone = [item for item, entry in zip(items, entries, strict=True) if not self._may_be_ours(entry)]
-        self._shelf.drop_places(gone)
-        return len(gone)
+    def let_go(self, items: Sequence[Seen]) -> int:
+        """Frees what the service does not have any more of some objects; returns how many those are.
+
+        Args:
+            items: The objects, as they were before this is called.
+        """
+        entries = self._client.lookup([item.name for item in items], fresh=True)
+        return self.free([item for item, entry in zip(items, entries, strict=True) if not self._may_be_ours(entry)])
+
+    def free(self, items: Sequence[Seen]) -> int:
+        """Frees what the service does not have; of what it was being told meanwhile, it is asked again later.
+
+        Returns:
+            How many objects are not held any more.
+        """
+        left = self._shelf.drop_seen(items)
+        if left:
+            self._doubt(left)
+        return len(items) - len(left)
 
     def _may_be_ours(self, entry: Entry | RoutingError) -> bool:
         if isinstance(entry, Entry):

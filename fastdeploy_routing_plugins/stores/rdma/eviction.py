@@ -87,19 +87,20 @@ class Eviction:
         while self._shelf.lent_bytes(arena) > most and (drop_spares() or self.evict(name, arena)):
             pass
 
-    def make_room(self, file: ArenaFile, nbytes: int, drop_spares: Callable[[], bool]) -> int:
+    def make_room(self, file: ArenaFile, nbytes: int, drop_spares: Callable[[], bool], *, evicts: bool) -> int:
         """Makes room in an engine's arena for what is waited for; returns how many bytes were given back.
 
         Args:
             file: The arena.
             nbytes: How much is waited for.
             drop_spares: See ``relieve``.
+            evicts: Whether rollouts may go as well.
         """
         arena = self._shelf.arena(file)
         if arena is None:
             return 0
         before, freed = self._shelf.lent_bytes(arena), 0
-        while freed < nbytes and (drop_spares() or self.evict(None, arena)):
+        while freed < nbytes and (drop_spares() or (evicts and self.evict(None, arena))):
             freed = before - self._shelf.lent_bytes(arena)
         return freed
 

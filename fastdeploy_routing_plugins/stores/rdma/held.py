@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...arena.layout import PAGE, TAIL_BYTES
 from .place import Place, encode
@@ -23,9 +23,13 @@ class Held:
         raw: The same, encoded.
         payload: Its payload, in place.
         spare: Whether another producer serves it, see ``spares``.
+        pending: Whether the service is being told of it: what that says of the name meanwhile says nothing of this.
+        told: How often that began.
     """
 
-    __slots__ = ("block", "buffer", "gone", "header", "leases", "name", "payload", "place", "raw", "spare")
+    __slots__ = (
+        "block", "buffer", "gone", "header", "leases", "name", "payload", "pending", "place", "raw", "spare", "told"
+    )  # fmt: skip
 
     def __init__(
         self, name: str, header: bytes, place: Place, payload: memoryview, block: Block, buffer: Buffer | None
@@ -40,6 +44,8 @@ class Held:
         self.leases = 0
         self.gone = False
         self.spare = False
+        self.pending = False
+        self.told = 0
 
     @property
     def nbytes(self) -> int:
@@ -52,6 +58,20 @@ class Held:
         place = self.place
         end = place.payload_at + place.payload_bytes + TAIL_BYTES
         return (-(-end // PAGE) - place.page) * PAGE
+
+
+class Seen(NamedTuple):
+    """An object as it was when somebody began to ask the service about it.
+
+    Attributes:
+        name: Its full name.
+        raw: Its encoded place.
+        told: ``Held.told`` if the service knew of it; -1: it was being told.
+    """
+
+    name: str
+    raw: bytes
+    told: int
 
 
 class Lease:

@@ -23,7 +23,7 @@ from .metadata.client import Entry
 from .metadata.producer import ProducerLink
 from .place import ArenaInfo, OwnerInfo
 from .shelf import Shelf, ShelfText
-from .spares import Spares, same_content
+from .spares import Spares, Stored, same_content
 from .succession import estates
 from .transport.tcp_server import TcpServer
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _TURNS = 64  # puts at the same time at most, of different names
+_PENDING = 0.001  # s between looks whether there is room
 
 
 class Producer:
@@ -50,10 +51,17 @@ class Producer:
         client: The metadata service.
         host: This running system's id.
         endpoint: The RDMA engine, or None.
+        stored: See ``Spares``.
     """
 
     def __init__(
-        self, config: RdmaConfig, text: ShelfText, client: MetadataClient, host: str, endpoint: RdmaEndpoint | None
+        self,
+        config: RdmaConfig,
+        text: ShelfText,
+        client: MetadataClient,
+        host: str,
+        endpoint: RdmaEndpoint | None,
+        stored: Stored,
     ) -> None:
         self.owner = text.owner
         self._config = config
@@ -72,7 +80,7 @@ class Producer:
         self.shelf = Shelf(config.arena_dir, config.capacity, text, self._expose)
         self.deletions = Deletions(self.shelf, client, self._is_ours)
         self._eviction = Eviction(self.shelf, self.deletions)
-        self._spares = Spares(self.shelf, client, self.owner)
+        self._spares = Spares(self.shelf, client, self.owner, stored)
 
     def start(self) -> None:
         """Takes over what a dead predecessor held, begins to serve, and registers.
@@ -104,6 +112,7 @@ class Producer:
             self._info(),
             self.shelf.inventory,
             self._dropped,
+            outdone=self._outdone,
             succeeds=tuple(self._predecessors),
             answered=self._answered,
         )
@@ -188,6 +197,7 @@ class Producer:
             self.shelf.drop([name])
             raise
         if answer is None:
+            self.shelf.known(held)
             with self._lock:
                 self._withdrawn.discard(name)
             if self._config.when_full == "evict":
@@ -199,20 +209,20 @@ class Producer:
         self.shelf.spare(name, held)
         return answer
 
-    def settle(self, name: str, stored: bytes | None) -> None:
+    def settle(self, entry: Entry, stored: bytes | None) -> None:
         """Keeps an object that another producer has as a spare, if it is the same.
 
         Args:
-            name: Its name.
+            entry: Who has it, and where.
             stored: The other's header; None if it could not be had.
         """
-        held = self.shelf.get(name)
+        held = self.shelf.get(entry.name)
         if held is None or not held.spare:
             return
         if stored is not None and same_content(held.header, stored):
-            self._spares.keep(name)
+            self._spares.keep(entry)
         else:
-            self.shelf.drop_spares([name])
+            self.shelf.drop_spares([entry.name])
 
     def _answered(self) -> None:
         self.withdraw()
@@ -234,22 +244,27 @@ class Producer:
         return owner == self.owner or owner in self._predecessors
 
     def _hold(self, name: str, header: bytes, payload: Buffer) -> Held:
+        deadline = time.monotonic() + self._config.timeout
         while True:
             try:
-                return self.shelf.hold(name, header, payload)
+                return self.shelf.hold(name, header, payload, pending=True)
             except AlreadyExistsError:
                 # Whoever deleted it may not have reached this process yet, or never will.
-                if not self.deletions.let_go(self.shelf.places([name])):
+                if not self.deletions.let_go(self.shelf.seen([name])):
                     raise
             except ArenaFullError as err:
                 if "most" not in err.facts and self._spares.drop():
                     continue
-                if self._config.when_full != "evict" or "most" in err.facts or not self._eviction.evict(name):
+                if self._config.when_full != "evict" or "most" in err.facts:
                     raise
+                if not self._eviction.evict(name):  # what others are putting at the moment may go once it is there
+                    if not self.shelf.pending or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_PENDING)
 
     def make_room(self, file: ArenaFile, nbytes: int) -> int:
-        """See ``Backend._make_room``."""
-        return self._eviction.make_room(file, nbytes, self._spares.drop) if self._config.when_full == "evict" else 0
+        """See ``Backend._make_room``. Copies of what others serve go in any case."""
+        return self._eviction.make_room(file, nbytes, self._spares.drop, evicts=self._config.when_full == "evict")
 
     def _update(self) -> None:
         with self._lock:
@@ -273,7 +288,16 @@ class Producer:
                     self._withdrawn.discard(name)
 
     def _dropped(self, items: Sequence[tuple[str, bytes]]) -> None:
-        self.shelf.drop_places(items)
+        meant = set(items)
+        self.deletions.free([item for item in self.shelf.seen([name for name, _ in items]) if item[:2] in meant])
+
+    def _outdone(self, items: Sequence[tuple[str, bytes]]) -> None:
+        """Keeps as copies what others serve since this producer was taken for lost."""
+        for name, raw in items:
+            held = self.shelf.get(name)
+            if held is not None and held.raw == raw and not held.pending:
+                self.shelf.spare(name, held)
+                self._spares.doubt(name)
 
     # --- ending -------------------------------------------------------------------------------------------------
 

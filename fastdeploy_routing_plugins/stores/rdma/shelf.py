@@ -17,7 +17,7 @@ from ...arena.layout import PAGE, block_size
 from ...arena.room import MIN_ARENA, modest_size
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
 from .card import encode_card
-from .held import Held, Lease
+from .held import Held, Lease, Seen
 from .metadata.naming import rollout_of
 from .place import SHELF, ArenaInfo, Place
 
@@ -86,8 +86,14 @@ class Shelf:
 
     # --- holding ------------------------------------------------------------------------------------------------
 
-    def hold(self, name: str, header: bytes, payload: Buffer) -> Held:
+    def hold(self, name: str, header: bytes, payload: Buffer, *, pending: bool = False) -> Held:
         """Takes an object; its payload is copied unless it lies in an arena and is lent.
+
+        Args:
+            name: Its full name.
+            header: Its header.
+            payload: Its payload.
+            pending: Whether the service is told of it next; ``known`` or ``spare`` ends that.
 
         Raises:
             AlreadyExistsError: the name is held; carries its header.
@@ -101,6 +107,7 @@ class Shelf:
             other = self._held.get(name)
             if other is None and not self._closed:
                 self._held[name] = held
+                held.pending = pending
                 if held.place.arena != SHELF:
                     self._lent_bytes[held.place.arena] = self.lent_bytes(held.place.arena) + held.block_bytes
                 if payload.lent:
@@ -196,10 +203,19 @@ class Shelf:
             held.leases += 1
         return Lease(self, held)
 
-    def places(self, names: Iterable[str]) -> list[tuple[str, bytes]]:
-        """Returns name and encoded place of what is held under some names."""
+    def seen(self, names: Iterable[str] | None = None, prefix: str = "") -> list[Seen]:
+        """Returns what is held under some names, or, without the copies, under a prefix; ask this before the service.
+
+        Args:
+            names: Which ones; None: those under the prefix.
+            prefix: What their names begin with.
+        """
         with self._lock:
-            return [(name, held.raw) for name in names if (held := self._held.get(name)) is not None]
+            if names is None:
+                some = [held for held in self._held.values() if not held.spare and held.name.startswith(prefix)]
+            else:
+                some = [held for name in names if (held := self._held.get(name)) is not None]
+            return [Seen(held.name, held.raw, -1 if held.pending else held.told) for held in some]
 
     def inventory(self) -> list[tuple[str, bytes]]:
         """Returns name and encoded place of all that is held and served."""
@@ -216,17 +232,24 @@ class Shelf:
         kept = None if keep is None else rollout_of(keep)
         with self._lock:
             for first, held in self._held.items():
-                if kept is not None and first.startswith(kept):
+                if held.spare or held.pending or (kept is not None and first.startswith(kept)):
                     continue
-                if not held.spare and arena in (None, held.place.arena):
+                if arena in (None, held.place.arena):
                     rollout = rollout_of(first)
-                    return [name for name, each in self._held.items() if name.startswith(rollout) and not each.spare]
+                    some = [each for each in self._held.values() if each.name.startswith(rollout)]
+                    return [each.name for each in some if not (each.spare or each.pending)]
         return []
 
     @property
     def count(self) -> int:
         """Number of objects held."""
         return len(self._held)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the service is being told of something."""
+        with self._lock:
+            return any(held.pending for held in self._held.values())
 
     @property
     def nbytes(self) -> int:
@@ -246,39 +269,61 @@ class Shelf:
 
     def drop(self, names: Sequence[str]) -> int:
         """Lets go of objects; their memory is used again when no reader looks at it. Returns how many were held."""
-        return sum(self._drop(name, None) for name in names)
+        return sum(self._take(name, lambda _: True) for name in names)
 
-    def drop_places(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Lets go of what is held under these names in these places; not of what was put again since."""
-        for name, raw in items:
-            self._drop(name, raw)
+    def drop_seen(self, items: Sequence[Seen]) -> list[Seen]:
+        """Lets go of objects as they were seen; not of what was put again since.
+
+        Returns:
+            Those that are left since the service was being told of them, then or since: nobody knows what it has now.
+        """
+        return [item for item in items if not self._drop(item.name, item)]
 
     def spare(self, name: str, held: Held) -> None:
         """Marks an object as one that another producer serves."""
         with self._lock:
             if self._held.get(name) is held:
-                held.spare = True
+                held.spare, held.pending = True, False
+
+    def known(self, held: Held) -> None:
+        """Takes note that the service was told of an object, and has it."""
+        with self._lock:
+            held.pending = False
 
     def serve(self, name: str) -> Held | None:
-        """Takes that mark away; returns the object, or None if it is not held with it."""
+        """Takes that mark away, to tell the service next; returns the object, or None if it is not held with it."""
         with self._lock:
             held = self._held.get(name)
             if held is None or not held.spare:
                 return None
-            held.spare = False
+            held.spare, held.pending = False, True
+            held.told += 1
             return held
 
     def drop_spares(self, names: Iterable[str] | None = None) -> int:
         """Lets go of those objects that have the mark, all of them unless told which; returns how many."""
         with self._lock:
-            some = list(self._held) if names is None else names
-            items = [(name, held.raw) for name in some if (held := self._held.get(name)) is not None and held.spare]
-        return sum(self._drop(name, raw) for name, raw in items)
+            some = list(self._held) if names is None else list(names)
+        return sum(self._take(name, lambda held: held.spare) for name in some)
 
-    def _drop(self, name: str, raw: bytes | None) -> bool:
+    def _drop(self, name: str, seen: Seen) -> bool:
+        """Lets go of an object as it was seen; False if it is left since nobody knows what the service has now."""
+        left = False
+
+        def is_meant(held: Held) -> bool:
+            nonlocal left
+            same = held.raw == seen.raw
+            left = same and (held.pending or held.told != seen.told)
+            return same and not left
+
+        self._take(name, is_meant)
+        return not left
+
+    def _take(self, name: str, is_meant: Callable[[Held], bool]) -> bool:
+        """Lets go of an object if it is the one that is meant; returns whether it was."""
         with self._lock:
             held = self._held.get(name)
-            if held is None or (raw is not None and held.raw != raw):
+            if held is None or not is_meant(held):
                 return False
             del self._held[name]
             if held.place.arena != SHELF:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from ...envelope import PartHeader, decode_header
 from ...errors import (
@@ -21,14 +24,34 @@ from ...errors import (
     SupersededError,
     UnsupportedError,
 )
+from .metadata.client import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .metadata.client import Entry, MetadataClient
+    from .metadata.client import MetadataClient
     from .shelf import Shelf
 
-_AT_ONCE: Final = 1000  # copies that are asked after at a time, once a second
+_AT_ONCE: Final = 10_000  # copies that are asked after at a time, about once a second
+
+Stored = Callable[[str], "tuple[Entry, bytes] | None"]
+"""Returns who else holds an object, and its header; None if that cannot be had now."""
+
+
+class _Copy(msgspec.Struct):
+    """What is known of an object that lies here as well.
+
+    Attributes:
+        owner: Who serves it, as it was when its header was compared with that of the copy.
+        where: In which place.
+        unknown: How often in turn the service did not know it at all.
+        doubtful: Whether somebody serves what was not compared yet, so that the copy may be of what was deleted.
+    """
+
+    owner: str = ""
+    where: bytes = b""
+    unknown: int = 0
+    doubtful: bool = False
 
 
 class Spares:
@@ -38,24 +61,32 @@ class Spares:
         shelf: Where they lie; ``Held.spare`` marks them.
         client: The metadata service.
         owner: The id of this producer.
+        stored: See ``Stored``; called in a thread of its own, since it may take its time.
     """
 
-    def __init__(self, shelf: Shelf, client: MetadataClient, owner: str) -> None:
+    def __init__(self, shelf: Shelf, client: MetadataClient, owner: str, stored: Stored) -> None:
         self._shelf = shelf
         self._client = client
         self._owner = owner
+        self._stored = stored
         self._lock = threading.Lock()
-        self._unknown: dict[str, int] = {}  # names in turn, and how often the service did not know them at all
+        self._copies: dict[str, _Copy] = {}  # in turn
+        self._comparing: threading.Thread | None = None
 
-    def keep(self, name: str) -> None:
-        """Takes note of an object on the shelf that another producer serves."""
+    def keep(self, entry: Entry) -> None:
+        """Takes note of an object on the shelf that another producer serves, and that is the same there."""
         with self._lock:
-            self._unknown[name] = 0
+            self._copies[entry.name] = _Copy(entry.owner, entry.place)
+
+    def doubt(self, name: str) -> None:
+        """Takes note of an object on the shelf that another producer serves, perhaps with other content."""
+        with self._lock:
+            self._copies[name] = _Copy(doubtful=True)
 
     def drop(self) -> bool:
         """Makes room: lets all copies go; returns whether there were any."""
         with self._lock:
-            self._unknown.clear()
+            self._copies.clear()
         return self._shelf.drop_spares() > 0
 
     def look(self) -> None:
@@ -64,32 +95,41 @@ class Spares:
         Raises:
             StoreUnavailableError: the service does not answer.
         """
-        if not self._unknown:
+        if not self._copies:
             return
         with self._lock:
-            names = list(itertools.islice(self._unknown, _AT_ONCE))
+            names = list(itertools.islice(self._copies, _AT_ONCE))
             for name in names:  # whose turn is over goes to the end
-                self._unknown[name] = self._unknown.pop(name)
-        for name in [name for name in names if not self._is_kept(name)]:  # deleted here meanwhile
-            names.remove(name)
+                self._copies[name] = self._copies.pop(name)
+        kept = [name for name in names if self._is_kept(name)]
+        for name in set(names).difference(kept):  # deleted here meanwhile
             self._forget(name)
-        entries = self._client.lookup(names, fresh=True)
-        self._publish([name for name, entry in zip(names, entries, strict=True) if self._is_ours_now(name, entry)])
+        entries = self._client.lookup(kept, fresh=True)
+        self._publish([name for name, entry in zip(kept, entries, strict=True) if self._is_ours_now(name, entry)])
+        self._compare()
 
     def _is_ours_now(self, name: str, entry: Entry | RoutingError) -> bool:
         """Whether nobody else serves an object any more; lets the copy of one go that nobody is to have."""
-        if isinstance(entry, (DeletedError, SupersededError)):
-            self._forget(name)
-            self._shelf.drop_spares([name])
-            return False
-        unknown = isinstance(entry, NotFoundError)
         with self._lock:
-            before = self._unknown.get(name, 0)
-            if name in self._unknown:
-                self._unknown[name] = before + 1 if unknown else 0
-        if unknown:  # a service that has just started may not have been told yet
-            return before > 0
-        return isinstance(entry, (AbsentError, ProducerLostError))
+            copy = self._copies.get(name)
+            if copy is None:
+                return False
+            unknown = isinstance(entry, NotFoundError)
+            before, copy.unknown = copy.unknown, copy.unknown + 1 if unknown else 0
+            if isinstance(entry, Entry):
+                # Deleted and put again since, perhaps with other content, unless an heir of that producer has it.
+                copy.doubtful = copy.doubtful or (entry.owner, entry.place) != (copy.owner, copy.where)
+                return False
+            if unknown and not before:
+                return False  # a service that has just started may not have been told yet
+            gone = isinstance(entry, (DeletedError, SupersededError))
+            if not gone and not isinstance(entry, (AbsentError, ProducerLostError)):
+                return False
+            if not gone and not copy.doubtful:
+                return True
+            del self._copies[name]
+        self._shelf.drop_spares([name])
+        return False
 
     def _publish(self, names: Sequence[str]) -> None:
         ours = [held for name in names if (held := self._shelf.serve(name)) is not None]
@@ -97,14 +137,44 @@ class Spares:
             return
         left = {held.name: held for held in ours}
         try:
-            outcomes = self._client.publish(self._owner, [(held.name, held.raw) for held in ours])
+            items = [(held.name, held.raw) for held in ours]
+            outcomes = self._client.publish(self._owner, items, again=True)  # not what was deleted meanwhile
             for held, outcome in zip(ours, outcomes, strict=True):
                 if outcome is None:
                     del left[held.name]
+                    self._shelf.known(held)
                     self._forget(held.name)
         finally:
             for name, held in left.items():  # somebody else was faster, or the service did not answer
                 self._shelf.spare(name, held)
+
+    # --- comparing ----------------------------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        """Sees to it that what others serve is compared with the copies."""
+        if self._comparing is not None and self._comparing.is_alive():
+            return
+        with self._lock:
+            names = [name for name, copy in self._copies.items() if copy.doubtful]
+        if names:
+            self._comparing = threading.Thread(target=self._compare_each, args=(names,), daemon=True)
+            self._comparing.start()
+
+    def _compare_each(self, names: Sequence[str]) -> None:
+        for name in names:
+            held = self._shelf.get(name)
+            try:
+                found = None if held is None or not held.spare else self._stored(name)
+            except RoutingError:  # at the next look, if it is there still
+                return
+            if held is None or found is None:
+                continue
+            entry, header = found
+            if same_content(held.header, header):
+                self.keep(entry)
+            else:
+                self._forget(name)
+                self._shelf.drop_spares([name])
 
     def _is_kept(self, name: str) -> bool:
         held = self._shelf.get(name)
@@ -112,7 +182,7 @@ class Spares:
 
     def _forget(self, name: str) -> None:
         with self._lock:
-            self._unknown.pop(name, None)
+            self._copies.pop(name, None)
 
 
 def same_content(one: bytes, stored: bytes) -> bool:

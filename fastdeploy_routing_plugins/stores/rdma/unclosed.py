@@ -1,4 +1,4 @@
-"""What becomes of a producer whose store nobody closed: its threads and shared memory go with the store."""
+"""What becomes of a store that nobody closed: its threads, descriptors and shared memory go with it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ class Closes(Protocol):
 
 
 class Unclosed:
-    """Ends a producer when its store is dropped, or the interpreter ends, before the store is closed.
+    """Closes what a store has when it is dropped, or the interpreter ends, before the store is closed.
 
     Args:
-        store: The store's backend, to which nothing that lives on with the producer may refer.
-        producer: The producer.
-        others: What the store closes after it, in order.
+        store: The store's backend, to which nothing that lives on may refer.
+        others: What the store closes, in order.
+
+    Attributes:
+        producer: The store's producer, which ends before that; None: it has none.
     """
 
-    def __init__(self, store: object, producer: Producer, others: Sequence[Closes]) -> None:
+    def __init__(self, store: object, others: Sequence[Closes]) -> None:
+        self.producer: Producer | None = None
         self._pid = os.getpid()
-        self._producer = producer
         self._others = others
         self._finalizer = weakref.finalize(store, self._dropped)
         self._finalizer.atexit = False
@@ -52,19 +54,22 @@ class Unclosed:
             self._close()
 
     def _dropped(self) -> None:
-        """Ends the producer. In a thread: the garbage collector calls this, whoever holds which lock."""
+        """Closes everything. In a thread: the garbage collector calls this, whoever holds which lock."""
         atexit.unregister(self._at_exit)
         if os.getpid() != self._pid:
-            self._producer.forget()
+            if self.producer is not None:
+                self.producer.forget()
             return
         with contextlib.suppress(RuntimeError):  # no thread can be started when the interpreter ends
             threading.Thread(target=self._end, name="fd-routing-dropped", daemon=True).start()
 
     def _end(self) -> None:
-        _log.warning("a store rdma that had put something was dropped without close(): what it held goes with it")
+        if self.producer is not None:
+            _log.warning("a store rdma that had put something was dropped without close(): what it held goes with it")
         self._close()
 
     def _close(self) -> None:
-        self._producer.stop()
+        if self.producer is not None:
+            self.producer.stop()
         for each in self._others:
             each.close()

@@ -38,8 +38,10 @@ class ProducerLink:
         client: An open client.
         info: What readers must know about the owner.
         inventory: Returns everything that the owner holds as ``(name, place)``; called in the link's thread.
-        dropped: Is given name and place of what others deleted, or what was refused on publishing again; called in the
-            link's thread. They may come more than once, and a name may have been put again meanwhile, elsewhere.
+        dropped: Is given name and place of what others deleted; called in the link's thread. They may come more than
+            once, and a name may have been put again meanwhile, elsewhere.
+        outdone: Is given name and place of what another producer put while the service took this one for lost; called
+            in the link's thread. None: ``dropped`` is.
         succeeds: Ids of dead owners whose objects this one took over; what it does not publish again, is lost.
         answered: Called in the link's thread whenever the service has answered a sign; may ask it more.
     """
@@ -51,6 +53,7 @@ class ProducerLink:
         inventory: Callable[[], Sequence[tuple[str, bytes]]],
         dropped: Callable[[Sequence[tuple[str, bytes]]], None],
         *,
+        outdone: Callable[[Sequence[tuple[str, bytes]]], None] | None = None,
         succeeds: Sequence[str] = (),
         answered: Callable[[], None] = lambda: None,
     ) -> None:
@@ -58,6 +61,7 @@ class ProducerLink:
         self._info = info
         self._inventory = inventory
         self._dropped = dropped
+        self._outdone = outdone or dropped
         self._succeeds = list(succeeds)
         self._answered = answered
         self._said = threading.Condition()
@@ -170,9 +174,11 @@ class ProducerLink:
             answer = self._ask(m.Publish(self._info.owner, names, places, True), channel)
             if type(answer) is not m.Published:
                 return
-            refused = [item for item, row in zip(part, answer.which, strict=True) if row != -1]
-            if refused:
-                self._drop(refused)
+            rows = list(zip(part, answer.which, strict=True))
+            if deleted := [item for item, row in rows if row < -1]:
+                self._drop(deleted)
+            if elsewhere := [item for item, row in rows if row >= 0]:
+                self._outdone(elsewhere)
         answer = self._ask(m.Inventory(self._info.owner), channel)
         if type(answer) is m.Done and self._client.epoch == epoch:
             with self._said:

@@ -66,7 +66,7 @@ class _Helper:
 
     def __init__(self) -> None:
         self.over = False
-        self._started = self._begun = self._ended = False
+        self._begun = self._ended = False
         self._running = allocate_lock()
         self._running.acquire()
         self._failed: list[BaseException] = []
@@ -75,7 +75,6 @@ class _Helper:
         """Begins to call a function. Without a thread to be had, it is not called."""
         with suppress(RuntimeError):
             start_new_thread(self._run, (function,))
-            self._started = True  # if an interrupt comes before, ``_begun`` tells
 
     def _run(self, function: Callable[[], None]) -> None:
         try:
@@ -91,9 +90,12 @@ class _Helper:
             self._running.release()
 
     def wait(self) -> None:
-        """Waits until it has ended; an interrupt meanwhile is raised after that."""
+        """Waits until it has ended; an interrupt meanwhile is raised after that.
+
+        One that has not begun is not waited for: it does nothing when it does, or has died for lack of memory.
+        """
         interrupts: list[BaseException] = []
-        while (self._started or self._begun) and not self._ended:
+        while self._begun and not self._ended:
             try:
                 self._running.acquire(timeout=_LOOK)
             except BaseException as err:  # noqa: BLE001
