@@ -92,7 +92,10 @@ def check_spans(spans: tuple[WeightSpan, ...], tokens: tuple[int, int]) -> None:
         span.start != begin or span.stop <= span.start for span, begin in zip(spans, edges, strict=False)
     ):
         shown = ", ".join(f"{s.start}:{s.stop}" for s in spans)
-        raise InvalidRecordError(f"weight-version spans {shown} do not cover tokens {tokens[0]}:{tokens[1]} once")
+        raise InvalidRecordError(
+            f"weight-version spans {shown} do not cover tokens {tokens[0]}:{tokens[1]} once",
+            hint="they are absolute, half-open, in order and without gaps; one version alone is that of all tokens",
+        )
 
 
 def spans_within(spans: Iterable[WeightSpan], tokens: tuple[int, int]) -> tuple[WeightSpan, ...]:

@@ -109,6 +109,7 @@ def create(folder: str, size: int, text: bytes, kind: str = ENGINE) -> ArenaFile
         ArenaRoomError: the room was taken meanwhile.
         ArenaError: the folder does not allow it.
     """
+    folder = os.path.realpath(folder)  # readers, and this process later, may have another working directory
     while True:
         path = os.path.join(folder, f"fd-routing-{os.geteuid()}-{os.urandom(8).hex()}.{kind}")
         try:
@@ -134,6 +135,10 @@ def create(folder: str, size: int, text: bytes, kind: str = ENGINE) -> ArenaFile
                 raise
             if err.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise ArenaRoomError(f"{folder} has no room for {size} bytes", hint="set arena_bytes lower") from err
+            if err.errno == errno.EFBIG:
+                raise ArenaError(
+                    f"no file of {size} bytes can be made: {err.strerror}", hint="the process has a limit: ulimit -f"
+                ) from err
             raise ArenaError(f"no arena can be made in {folder}: {err.strerror}", hint="set arena_dir") from err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,8 @@ def command(
         if rollout_id is not None or output is not None or choice is not None or more:
             raise UsageProblem("a folder goes into the store, under the ids that it names", "name one of its files")
         return import_tree(out, choose, path, schema, attempt=attempt, dry_run=dry_run)
+    if path != "-" and not os.path.exists(path):
+        raise UsageProblem(f"cannot read {path!r}: {os.strerror(errno.ENOENT)}")
     if output is None and rollout_id is None and not dry_run:
         raise UsageProblem("where to?", "--id ID puts it into the store, -o FILE saves it")
     if output is not None:

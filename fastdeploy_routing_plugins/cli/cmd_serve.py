@@ -15,6 +15,7 @@ import click
 from fastdeploy_routing_plugins.cli.failures import UsageProblem
 from fastdeploy_routing_plugins.cli.options import common_options
 from fastdeploy_routing_plugins.cli.output import Output, show_bytes, show_time
+from fastdeploy_routing_plugins.errors import StoreUnavailableError
 from fastdeploy_routing_plugins.keys import DEFAULT_NAMESPACE
 from fastdeploy_routing_plugins.stores.rdma.address import parse
 from fastdeploy_routing_plugins.stores.rdma.metadata.limits import Limits
@@ -180,13 +181,19 @@ def _stopped_by_signals(service: Service) -> Iterator[None]:
 
 def _show_status(out: Output, address: Address, security: Security, timeout: float) -> int:
     from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient  # noqa: PLC0415 - not to serve
+    from fastdeploy_routing_plugins.stores.rdma.metadata.reaching import why_silent  # noqa: PLC0415
 
     if address.everywhere:
         raise UsageProblem(f"{address} is where a service listens; say a host at which it is reached")
     client = MetadataClient(address, DEFAULT_NAMESPACE, security, timeout)
-    client.open()
     try:
+        client.open()
         figures = client.status()
+    except StoreUnavailableError as err:
+        why = why_silent(address, DEFAULT_NAMESPACE, security, timeout / 4)
+        if why is None:
+            raise
+        raise StoreUnavailableError(why[0], hint=why[1]) from err
     finally:
         client.close()
     if not out.document({"address": str(address), **figures}):

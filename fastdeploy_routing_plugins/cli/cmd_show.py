@@ -60,7 +60,7 @@ def command(out: Output, name: str) -> int:
         ("from", f"{candidate.distribution} {candidate.version} ({candidate.target})"),
         ("API", f"{_dotted(spec.api_version)} (the host has {_dotted(API_VERSION)})"),
         ("does natively", ", ".join(map(str, can)) or "nothing"),
-        ("install", spec.install_hint),
+        ("may need", spec.install_hint),
         ("host keys", ", ".join(f"{key} sets {option}" for key, option in spec.host_keys.items())),
     ):
         if text:

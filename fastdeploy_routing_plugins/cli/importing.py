@@ -42,7 +42,7 @@ def import_tree(
         UsageProblem: there is no rollout in the folder.
         StoreUnavailableError: the folder cannot be listed, or the store cannot take anything now.
     """
-    tree = pdtensor.find(path)
+    path, tree = pdtensor.sole(path) or (path, pdtensor.find(path))
     if not tree.rollouts:
         raise UsageProblem(
             f"there is no rollout in {path!r}", "it holds ID/ID.pdtensor or ID/layer_N.pdtensor of each"

@@ -104,6 +104,21 @@ def find(path: str | os.PathLike[str]) -> Tree:
     return Tree(tuple(sorted(rollouts, key=lambda files: files.rollout_id)), tuple(skipped))
 
 
+def sole(path: str | os.PathLike[str]) -> tuple[str, Tree] | None:
+    """Returns the folder above and a tree of one rollout, if a folder holds nothing but that one's files.
+
+    Raises:
+        StoreUnavailableError: the folder cannot be listed.
+    """
+    above, rollout_id = os.path.split(os.path.realpath(path))
+    try:
+        with _opened(path) as folder:
+            files, others = _files(rollout_id, folder.names("."))
+    except OSError as err:
+        raise _unreadable(path, err) from err
+    return None if files is None or others else (above, Tree((files,), ()))
+
+
 def _files(rollout_id: str, names: list[str]) -> tuple[Files | None, list[str]]:
     """Returns what a folder's names say, None if they are no request's, and those that do not belong there."""
     whole, layers, others = "", {}, []

@@ -212,7 +212,7 @@ def placed(
         raise InvalidRecordError(
             f"{len(rows)} rows do not fit {total + 1} tokens: the first row is of token {first}, and the last token "
             f"has none, so there should be {expected}",
-            hint="rows must equal tokens; is the start offset the one that the request asked for?",
+            hint="rows must equal tokens; is the start offset the request's, and top_k the model's?",
         )
     return ForeignRows(rows[:expected], schema, first, total, None, fill)
 

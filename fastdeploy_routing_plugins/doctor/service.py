@@ -37,7 +37,10 @@ def check_service(case: Case) -> Iterator[Line]:
         return
     works, case.works = case.works, False
     if config.address is not None:
-        ports = [_port(case, config.address, number) for number in (config.address.sync, config.address.coord)]
+        ports = [
+            _port(case, config.address, number, keys=bool(config.keys))
+            for number in (config.address.sync, config.address.coord)
+        ]
         yield from ports
         if any(line.kind == "bad" for line in ports):
             return
@@ -63,9 +66,9 @@ def check_service(case: Case) -> Iterator[Line]:
     yield clock_line(figures, began + took / 2, shared=config.address is None)
 
 
-def _port(case: Case, address: Address, number: int) -> Line:
+def _port(case: Case, address: Address, number: int, *, keys: bool) -> Line:
     """Says whether a port of the service is open."""
-    closed = closed_port(address, number, case.timeout * _CONNECTING)
+    closed = closed_port(address, number, case.timeout * _CONNECTING, keys=keys)
     if closed is not None:
         return Line("service", "bad", *closed)
     return Line("service", "good", f"{address.host}:{number} is open")

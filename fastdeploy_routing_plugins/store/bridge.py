@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..backend import Backend, Blob, BlockingBackend, Buffer, GetRequest, Ranges, poll_until_changed
 from ..errors import StoreClosedError, StoreUnavailableError
+from ..threads import begin
 from .forks import at_work
 from .pool import DaemonPool
 
@@ -226,7 +227,11 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._ending: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._serve, name="fd-routing-loop", daemon=True)
-        self._thread.start()
+        try:
+            begin(self._thread)
+        except BaseException:
+            self._loop.close()
+            raise
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

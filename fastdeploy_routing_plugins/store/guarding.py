@@ -42,7 +42,12 @@ def translate(objects: Objects, verb: str, err: Exception) -> None:
     if isinstance(err, (asyncio.TimeoutError, TimeoutError)) and not err.args:
         raise StoreUnavailableError(f"store {name!r} does not answer") from err
     if isinstance(err, OSError):
-        raise StoreUnavailableError(f"store {name!r}: {err}") from err
+        raise StoreUnavailableError(f"store {name!r}: {err}", hint="does what it keeps routing in run?") from err
+    if isinstance(err, MemoryError):
+        raise StoreUnavailableError(
+            f"store {name!r} got no memory in {verb}",
+            hint="this process has hardly any left: ulimit -v, or a container's limit",
+        ) from err
     raise BackendError(
         f"store {name!r} failed in {verb}: {type(err).__name__}: {err}", hint="this is the store's own fault"
     ) from err

@@ -7,7 +7,8 @@ import threading
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StoreClosedError
+from ..errors import StoreClosedError, StoreUnavailableError
+from ..threads import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +37,15 @@ class DaemonPool(Executor):
                 raise StoreClosedError("the store is closed")
             self._calls.put((future, lambda: fn(*args, **kwargs)))
             if not self._idle.acquire(blocking=False) and self._threads < self._size:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+                thread = threading.Thread(target=self._work, name=f"{self._name}-{self._threads + 1}", daemon=True)
+                try:
+                    begin(thread)
+                except StoreUnavailableError:
+                    if not self._threads:
+                        self._calls.get()  # nobody would ever do it
+                        raise
+                else:
+                    self._threads += 1
         return future
 
     def _work(self) -> None:

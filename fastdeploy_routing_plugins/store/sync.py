@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import Backend, BlockingBackend
 from ..errors import StoreUnavailableError
+from ..threads import begin
 from .bridge import LoopThread, inline, moves_many, run_inline
 from .direct import Direct
 from .routing_store import RoutingStore
@@ -277,7 +278,11 @@ def _run_bounded(function: Callable[[], None], timeout: float, store: str) -> No
             failure.append(err)
 
     thread = threading.Thread(target=body, name="fd-routing-close", daemon=True)
-    thread.start()
+    try:
+        begin(thread)
+    except StoreUnavailableError:
+        function()  # closing gives threads back
+        return
     thread.join(timeout)
     if thread.is_alive():
         raise StoreUnavailableError(f"store {store!r} did not close within {timeout} s")

@@ -196,7 +196,7 @@ def adopt_others(
     if foreign:
         text = (
             f"{foreign} arenas of dead runs with another store or namespace take {nbytes >> 20} MiB of "
-            f"{setup.arena_dir}; `fd-routing clean` stores what is in them and removes them"
+            f"{setup.arena_dir}; `fd-routing clean` looks after them"
         )
         yield Note(logging.WARNING, text)
 

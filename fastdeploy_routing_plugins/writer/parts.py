@@ -54,7 +54,9 @@ def put_operation(
         whole = as_key(key, choice)
         rollout_id, number, kind = whole.rollout_id, whole.choice, whole.kind
     if shape[2] != schema.top_k:
-        raise InvalidRecordError(f"routing has {shape[2]} ids a row, the schema has top_k={schema.top_k}")
+        raise InvalidRecordError(
+            f"routing has {shape[2]} ids a row, the schema has top_k={schema.top_k}", hint="is it of this model?"
+        )
     total, rows = len(schema.layer_ids), shape[1]
     layer_range, token_range = (0, total), (0, rows)
     usual = tokens is None and total_tokens is None and rows <= MAX_TOKENS

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import RoutingError, StoreClosedError, WorkerError
+from ..threads import begin
 from .messages import (
     HUNG,
     Adopted,
@@ -92,7 +93,7 @@ class Supervisor:
         """
         try:
             self._spawn()
-            self._thread.start()
+            begin(self._thread)
             self._ready.wait(self._limits.start_timeout)
         except BaseException:
             self.stop(0.0)

@@ -116,6 +116,11 @@ def test_a_container_limit_counts(machine: Path) -> None:
     assert choose_size("/", None) == GIB // 8
 
 
+def test_a_container_limit_counts_for_what_has_to_fit(machine: Path) -> None:
+    limit(machine, GIB, GIB - 64 * MIB)
+    assert room.modest_size("/", GIB) == 16 * MIB
+
+
 def test_a_container_limit_is_named_and_not_the_folder(machine: Path) -> None:
     limit(machine, GIB, GIB - 64 * MIB)
     with pytest.raises(ArenaRoomError, match=r"this container, has 64 MiB of free memory, .* needs at least 128"):

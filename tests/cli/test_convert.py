@@ -366,6 +366,18 @@ def test_names_that_are_no_ids_fail_alone(here: list[str], store: SyncStore, tmp
     assert (document["imported"], document["failed"]) == (1, 1)
 
 
+@pytest.mark.parametrize("content", [routing(20), {layer: routing(20)[layer] for layer in range(6)}])
+def test_the_folder_of_one_rollout_is_that_rollout(tmp_path: Path, here: list[str], content: Any) -> None:
+    folder = tree(tmp_path / "tree", **{"x:1": content, "x:2": content})
+    document = invoke_json("convert", "pdtensor", str(folder / "x:1"), *MODEL, *here)
+    assert (document["imported"], document["failed"], document["rollouts"][0]["id"]) == (1, 0, "x:1")
+
+
+def test_a_path_that_does_not_exist_is_told_first(here: list[str]) -> None:
+    result = invoke("convert", "sglang", "nosuch.json", *MODEL, *here)
+    assert (result.exit_code, "cannot read 'nosuch.json'" in result.stderr) == (2, True)
+
+
 def test_a_folder_without_rollouts_is_wrong_usage(tmp_path: Path, here: list[str]) -> None:
     result = invoke("convert", "pdtensor", str(tmp_path), *MODEL, *here)
     assert (result.exit_code, "there is no rollout in" in result.stderr) == (2, True)

@@ -160,9 +160,12 @@ def test_what_is_wrong_with_the_keys_is_told(address: str, tmp_path: Path, serve
         process.stdout.readline()
         found = invoke("ls", "--config", config)
         looked = invoke("doctor", "--config", config, "--timeout", "1")
+        keys = ["--keys", own["keys"]] if asks else []
+        status = invoke("serve", address, "--status", *keys, "--timeout", "1")
         process.send_signal(signal.SIGTERM)
         process.wait(20)
     assert (found.exit_code, said in found.stderr, said in looked.stdout) == (1, True, True)
+    assert (status.exit_code, said in status.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(("secret", "said"), [("", "wants a secret"), ("wrong", "wants another secret")])
@@ -176,6 +179,16 @@ def test_what_is_wrong_with_the_secret_is_told(address: str, secret: str, said: 
         process.send_signal(signal.SIGTERM)
         process.wait(20)
     assert (found.exit_code, said in found.stderr, said in status.stderr) == (2, True, True)
+
+
+def test_how_to_serve_names_keys_where_they_are_configured(address: str, tmp_path: Path) -> None:
+    invoke("keygen", str(tmp_path))
+    own = {"server": address, "timeout": 0.5, "keys": str(tmp_path / "client.json")}
+    looked = invoke("doctor", "--config", json.dumps({"routing_store_type": "rdma", "routing_store_config": own}))
+    assert f"fd-routing serve {address} --keys DIR/server.json" in " ".join(looked.stdout.split())
+    (tmp_path / "clients.json").unlink()
+    served = invoke("serve", address, "--keys", str(tmp_path / "server.json"))
+    assert (served.exit_code, "clients.json lies beside server.json" in served.stderr) == (2, True)
 
 
 def test_keygen_makes_files_for_this_user_alone(tmp_path: Path) -> None:

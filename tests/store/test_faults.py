@@ -84,8 +84,8 @@ def test_a_bad_argument_is_a_typed_error_and_changes_nothing(shelf: Shelf, call:
         [(0, 6, 1)],
         [WeightSpan],
         None,
-        5,
-        "abc",
+        5.5,
+        "",
     ],
     ids=str,
 )
@@ -321,11 +321,23 @@ def fail(error: BaseException) -> Callable[..., Any]:
     return answer
 
 
+def test_a_lack_of_memory_is_not_the_stores_fault(shelf: Shelf) -> None:
+    with open_memory(shelf, schema=SCHEMA) as store:
+        store.put("a", routing())
+        shelf_get = BlockingMemory._get
+        try:
+            BlockingMemory._get = fail(MemoryError())  # type: ignore[method-assign]
+            with pytest.raises(e.StoreUnavailableError, match="got no memory"):
+                store.get("a")
+        finally:
+            BlockingMemory._get = shelf_get  # type: ignore[method-assign]
+
+
 ANSWERS = {
     "_put": [lambda *a: False, lambda *a: True, fail(KeyError("x")), fail(AlreadyExistsError("x", header="text"))],
     "_get": [
         lambda *a: None, lambda *a: b"", lambda *a: Blob(None, ()), lambda *a: Blob("text", (b"",)),  # type: ignore[arg-type]
-        lambda *a: Blob(b"", None), lambda *a: Blob(b"", ("text",)), fail(KeyError("x")), fail(MemoryError()),  # type: ignore[arg-type]
+        lambda *a: Blob(b"", None), lambda *a: Blob(b"", ("text",)), fail(KeyError("x")), fail(RecursionError()),  # type: ignore[arg-type]
     ],
     "_list": [
         lambda *a: None, lambda *a: [1], lambda *a: "names", lambda *a: ["default/other"], fail(ValueError("x")),

@@ -37,8 +37,8 @@ class LocalConfig:
     layout: Literal["safetensors", "pdtensor"] = field(
         default="safetensors",
         metadata={
-            "doc": "`pdtensor`: FastDeploy's own file tree, for trainers that read it: `ID/ID.pdtensor` with "
-            "`use_fused_put`, else `ID/layer_N.pdtensor`"
+            "doc": "`pdtensor`: FastDeploy's own file tree, for trainers that read it: `ID/ID.pdtensor` of a rollout "
+            "that is put whole, as engines do with `use_fused_put`, `ID/layer_N.pdtensor` of a layer put by itself"
         },
     )
 

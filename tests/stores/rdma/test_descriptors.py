@@ -1,14 +1,16 @@
-"""Processes that are short of file descriptors: an error that says so, and no end of the process."""
+"""Processes that are short of file descriptors or threads: an error that says so, and no end of the process."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from fastdeploy_routing_plugins import open_store
+from fastdeploy_routing_plugins import open_reader, open_store, open_writer
+from fastdeploy_routing_plugins.errors import StoreUnavailableError
 
 from .test_through_writer import SCHEMA, Place, place, routing
 
@@ -51,3 +53,24 @@ def test_too_few_descriptors_are_an_error(place: Place) -> None:
     assert codes == ["0"] * 22, done.stderr
     assert {said[0], said[-1]} == {"store_unavailable", "ok"}
     assert set(said) <= {"store_unavailable", "ok"}
+
+
+@pytest.mark.parametrize("place", ["shm"], indirect=True)
+def test_too_few_threads_are_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with open_store(place.config(), schema=SCHEMA) as store, open_reader(place.config(), schema=SCHEMA) as reader:
+        store.put("x:1", routing(1))
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreUnavailableError, match="no further thread"):
+            open_store(place.config(), schema=SCHEMA)
+        with pytest.raises(StoreUnavailableError, match="no further thread"):
+            reader.get_batch(["x:1", "x:2"], timeout=1)
+        with pytest.raises(StoreUnavailableError, match="no further thread"):
+            open_writer(place.config(), schema=SCHEMA, limits=place.limits)
+        store.close()
+        reader.close()
+        monkeypatch.setattr(threading.Thread, "start", start)

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import open_store
@@ -74,3 +75,22 @@ print("put")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr, shelves(place)) == ("put\n", "", before)
     assert time.monotonic() - began < 30
+
+
+def test_a_dropped_reader_that_serves_the_metadata_gives_back_what_it_took(place: Place) -> None:
+    before = held()
+    store = open_store(place.config(), schema=SCHEMA)
+    assert store.list() == []
+    assert held() > before
+    del store
+    until(lambda: held() <= before)
+
+
+def test_a_relative_folder_is_that_of_now(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.folder)
+    with open_store(place.config(arena_dir="."), schema=SCHEMA) as store:
+        store.put("x:1", routing(1))
+        monkeypatch.chdir("/")
+        with open_store(place.config(), schema=SCHEMA) as reader:
+            assert np.array_equal(reader.get("x:1").routing, routing(1))
+    assert shelves(place) == set()

@@ -134,7 +134,8 @@ class Guard:
             found = os.stat(self._list)
         except OSError as err:
             text = f"keys {self._list} cannot be read: {err.strerror}"
-            raise ConfigError(text, hint=_HINT, problems=(text,)) from None
+            hint = f"{CLIENTS_FILE} lies beside {SERVER_FILE} and lists who is let in: copy it, too"
+            raise ConfigError(text, hint=hint, problems=(text,)) from None
         mark = (found.st_mtime_ns, found.st_size, found.st_ino)
         if mark != self._read_at:
             listed = read_keys(self._list)

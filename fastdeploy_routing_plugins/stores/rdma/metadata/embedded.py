@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from ....errors import StoreUnavailableError
+from ....threads import begin
 from ..address import Address
 from . import rendezvous
 from .rendezvous import Meeting
@@ -51,7 +52,7 @@ class Host:
         self._thread = threading.Thread(target=self._run, name="fd-routing-metadata", daemon=True)
         try:
             rendezvous.write(path, self.meeting)
-            self._thread.start()
+            begin(self._thread)
         except BaseException:
             self.service.close()
             raise

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from ....errors import StoreClosedError, StoreUnavailableError
+from ....threads import begin
 from .. import place
 from . import messages as m
 
@@ -80,7 +81,7 @@ class ProducerLink:
         """
         self._client.mine = (*self._client.mine, self._info.owner)
         self._thread = threading.Thread(target=self._run, name="fd-routing-link", daemon=True)
-        self._thread.start()
+        begin(self._thread)
         with self._said:
             self._said.wait_for(lambda: self._epoch or self._failure, self._client.timeout + _FAREWELL)
         if not self._epoch:

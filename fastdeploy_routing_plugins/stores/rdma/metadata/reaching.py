@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from .security import Security
 
 
-def closed_port(address: Address, number: int, timeout: float) -> tuple[str, str] | None:
+def closed_port(address: Address, number: int, timeout: float, *, keys: bool) -> tuple[str, str] | None:
     """Returns what is wrong with a port of a service, and what to do; None if it is open."""
+    serve = f"fd-routing serve {address}{' --keys DIR/server.json' if keys else ''}"
     what = f"{address.host}:{number}"
     try:
         socket.create_connection((address.host, number), timeout).close()
     except socket.gaierror as err:
         return f"{address.host} is no known host: {err.strerror}", "correct rdma_store_server"
     except ConnectionRefusedError:
-        return f"nobody listens at {what}", f"start one with: fd-routing serve {address}"
+        return f"nobody listens at {what}", f"start one with: {serve}"
     except TimeoutError:
-        cure = f"is a firewall between? is the host up? the service is started with: fd-routing serve {address}"
+        cure = f"is a firewall between? is the host up? the service is started with: {serve}"
         return f"{what} does not answer", cure
     except OSError as err:
         return f"{what} cannot be reached: {err.strerror}", "correct rdma_store_server"
@@ -56,7 +57,7 @@ def why_silent(address: Address, namespace: str, security: Security, timeout: fl
         timeout: Seconds for each look.
     """
     for number in (address.sync, address.coord):
-        if closed := closed_port(address, number, timeout):
+        if closed := closed_port(address, number, timeout, keys=bool(security.keys)):
             return closed
     if swapped(address, namespace, security, timeout):
         cure = f"swap them: its stream of changes is at {address.coord}, its questions are at {address.sync}"

@@ -63,7 +63,8 @@ class Fixed:
     wanders = False
 
     def __init__(self, address: Address, security: Security) -> None:
-        hint = f"start one with: fd-routing serve {address} (ports: changes, then questions); "
+        keys = " --keys DIR/server.json" if security.keys else ""
+        hint = f"start one with: fd-routing serve {address}{keys} (ports: changes, then questions); "
         hint += "wrong keys look the same" if security.keys else "one that wants keys does not answer without"
         sync, coord = address.endpoints
         self._spot = Spot(coord, sync, security.keys, security.secret, hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from _thread import allocate_lock, start_new_thread
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -14,6 +15,7 @@ T = TypeVar("T")
 
 WORTH: Final = 8 << 20  # bytes from which on another thread is worth its start, some 0.1 ms
 _LOOK: Final = 0.1  # s
+_BEGINS: Final = 1.0  # s within which a thread begins
 
 
 def is_worth(nbytes: int) -> bool:
@@ -66,7 +68,7 @@ class _Helper:
 
     def __init__(self) -> None:
         self.over = False
-        self._begun = self._ended = False
+        self._started = self._begun = self._ended = False
         self._running = allocate_lock()
         self._running.acquire()
         self._failed: list[BaseException] = []
@@ -75,6 +77,7 @@ class _Helper:
         """Begins to call a function. Without a thread to be had, it is not called."""
         with suppress(RuntimeError):
             start_new_thread(self._run, (function,))
+            self._started = True  # if an interrupt comes before, ``_begun`` tells
 
     def _run(self, function: Callable[[], None]) -> None:
         try:
@@ -92,10 +95,11 @@ class _Helper:
     def wait(self) -> None:
         """Waits until it has ended; an interrupt meanwhile is raised after that.
 
-        One that has not begun is not waited for: it does nothing when it does, or has died for lack of memory.
+        One that does not begin is not waited for: it does nothing when it does, or has died for lack of memory.
         """
         interrupts: list[BaseException] = []
-        while self._begun and not self._ended:
+        patience = time.monotonic() + _BEGINS
+        while not self._ended and (self._begun or (self._started and time.monotonic() < patience)):
             try:
                 self._running.acquire(timeout=_LOOK)
             except BaseException as err:  # noqa: BLE001

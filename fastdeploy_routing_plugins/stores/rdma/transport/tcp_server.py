@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ....arena.forks import Forgetful
 from ....errors import StoreUnavailableError
+from ....threads import begin
 from .serving import Connection, Limits
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ class TcpServer(Forgetful):
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="fd-routing-tcp", daemon=True)
         self.remember()
-        self._thread.start()
+        try:
+            begin(self._thread)
+        except BaseException:
+            self._listener.close()
+            raise
 
     @property
     def address(self) -> str:

@@ -109,6 +109,13 @@ def test_without_threads_the_caller_does_everything(monkeypatch: pytest.MonkeyPa
     assert done == list(range(30))
 
 
+def test_a_thread_that_dies_before_its_first_call_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "start_new_thread", lambda *_: 1)  # as for lack of memory
+    done: list[int] = []
+    sharing.share(range(30), done.append)
+    assert done == list(range(30))
+
+
 def test_a_thread_that_comes_too_late_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[Callable[[], object]] = []
 
