@@ -7,6 +7,7 @@ when the other one closes, or is lost: this one's copy was kept for it.
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from .shelf import Shelf
 
 _AT_ONCE: Final = 10_000  # copies that are asked after at a time, about once a second
+
+_FAILURES: Final = 3  # comparisons that may fail before the next look
 
 Stored = Callable[[str], "tuple[Entry, bytes] | None"]
 """Returns who else holds an object, and its header; None if that cannot be had now."""
@@ -161,12 +164,16 @@ class Spares:
             self._comparing.start()
 
     def _compare_each(self, names: Sequence[str]) -> None:
-        for name in names:
+        failures = 0
+        for name in random.sample(names, len(names)):  # those of a producer that hangs must not keep others from it
             held = self._shelf.get(name)
             try:
                 found = None if held is None or not held.spare else self._stored(name)
-            except RoutingError:  # at the next look, if it is there still
-                return
+            except RoutingError:  # at a later look, if it is there still
+                failures += 1
+                if failures == _FAILURES:
+                    return
+                continue
             if held is None or found is None:
                 continue
             entry, header = found
