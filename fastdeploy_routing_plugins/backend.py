@@ -137,7 +137,8 @@ class Backend(ABC):
 
     async def _clear(self, prefix: str) -> int:
         """Deletes every object whose name begins with ``prefix``; returns how many."""
-        return await self._delete(await self._list(prefix))
+        names = await self._list(prefix)
+        return await self._delete(names) if names else 0
 
     async def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         """Returns ``_list(prefix)`` as soon as it differs from ``seen``, or whatever it is at the deadline.
@@ -251,7 +252,8 @@ class BlockingBackend(ABC):
 
     def _clear(self, prefix: str) -> int:
         """See ``Backend``."""
-        return self._delete(self._list(prefix))
+        names = self._list(prefix)
+        return self._delete(names) if names else 0
 
     def _wait(self, prefix: str, seen: Sequence[str], deadline: float) -> list[str]:
         """See ``Backend``. Overridden only with ``Capability.NOTIFY``; blocks the calling thread."""

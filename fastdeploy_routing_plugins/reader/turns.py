@@ -70,11 +70,8 @@ async def find_turn(
     turn, clock = check_int("turn", turn, MAX_TOKENS), fetching.Clock(timeout)
     while True:
         reached = 0
-        try:
-            status = await store.status(key)
-        except NotFoundError:
-            pass
-        else:
+        status = await store._known(key)
+        if status is not None:
             ends = turn_ends(status) if status.attempt >= min_attempt else ()
             if turn < len(ends) and status.state not in ("aborted", "conflict"):
                 return ends[turn - 1] if turn else 0, ends[turn]

@@ -173,17 +173,24 @@ async def written_by(objects: Objects, producer: str, names: Sequence[str]) -> l
     return mine
 
 
-async def named(objects: Objects, key: RoutingKey, namespace: str) -> RolloutStatus:
-    """See ``RoutingStore.status``."""
+async def named(objects: Objects, key: RoutingKey, namespace: str, *, why: bool) -> RolloutStatus:
+    """See ``RoutingStore.status``.
+
+    Args:
+        objects: The store's objects.
+        key: Which rollout.
+        namespace: The store's namespace.
+        why: Whether it is asked, if there is none, why; that costs a question.
+    """
     prefix = key.prefix(namespace)
     names = await objects.names(prefix)
     try:
         return Attempts.parse(prefix, names).status(key)
     except NotFoundError as err:
-        why = None if names else await objects.why_absent(prefix)
-        if why is None:
+        reason = None if names or not why else await objects.why_absent(prefix)
+        if reason is None:
             raise
-        raise NotFoundError(err.message, hint=why.message, **err.facts) from None
+        raise NotFoundError(err.message, hint=reason.message, **err.facts) from None
 
 
 async def stat(objects: Objects, status: RolloutStatus, namespace: str) -> RolloutStat:

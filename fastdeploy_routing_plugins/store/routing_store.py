@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, final
 
 from .. import envelope
-from ..errors import InvalidKeyError, InvalidRecordError, UnsupportedError
+from ..errors import InvalidKeyError, InvalidRecordError, NotFoundError, UnsupportedError
 from ..keys import MAX_ATTEMPT, RoutingKey, as_key, check_int, encode_namespace, shown
 from ..names import MAX_TOKENS, AbortName, SealName
 from ..schema import RoutingSchema
@@ -267,7 +267,15 @@ class RoutingStore:
             NotFoundError: There is none; the hint says why, if the store knows.
         """
         self._objects.need(Capability.LIST)
-        return await inspection.named(self._objects, as_key(key, choice), self.namespace)
+        return await inspection.named(self._objects, as_key(key, choice), self.namespace, why=True)
+
+    async def _known(self, key: RoutingKey) -> RolloutStatus | None:
+        """Returns what ``status`` does, None if there is none, for who does not ask why."""
+        self._objects.need(Capability.LIST)
+        try:
+            return await inspection.named(self._objects, key, self.namespace, why=False)
+        except NotFoundError:
+            return None
 
     async def stat(self, key: str | RoutingKey, *, choice: int = 0) -> RolloutStat:
         """Returns status, schema, weight versions and producers; reads headers, no payload. Raises NotFoundError."""

@@ -110,7 +110,8 @@ class Executor:
             self._lose(task, fault)
             return failed(block.sequence, fault)
         task.over = True
-        self._said = False
+        if isinstance(task.operation, PutOp):
+            self._said = False
         self._view.mark(block, State.RETAINED if outcome.retained else State.DONE)
         self._view.set_starts(block, 0)  # later workers do what is retained again: that one died is not its fault
         if outcome.retained and not task.retained:
@@ -276,10 +277,7 @@ class Executor:
             self._store.delete(before)
 
     def _status(self, key: RoutingKey) -> RolloutStatus | None:
-        try:
-            return self._store.status(key)
-        except NotFoundError:
-            return None
+        return self._store.run(lambda store: store._known(key))
 
 
 def _follows(later: RolloutStatus | None, turn: RolloutStatus) -> bool:

@@ -35,7 +35,8 @@ class WriterLimits:
     )
     spill_bytes: int = field(default=16 << 30, metadata={"doc": "How much may lie in spill_dir."})
     retry_for: float = field(
-        default=60.0, metadata={"doc": "How long a store that is unavailable is tried again for each part."}
+        default=60.0,
+        metadata={"doc": "How long a store that is unavailable, or has no memory, is tried again for each part."},
     )
     call_timeout: float = field(
         default=30.0, metadata={"doc": "After this a call of the store counts as hung; its worker is replaced."}

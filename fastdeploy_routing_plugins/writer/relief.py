@@ -6,8 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from ..errors import RoutingError
+from ..errors import RoutingError, StoreUnavailableError
 from ..spec import Capability
+from ..threads import begin
 
 if TYPE_CHECKING:
     from ..arena.view import ArenaView
@@ -34,11 +35,15 @@ class Relief:
 
     def look(self) -> None:
         """Asks the store if the engine waits, and it is not being asked."""
-        if not self._keeps or not self._view.wanted() or time.monotonic() < self._next:
+        if not self._keeps or not (wanted := self._view.wanted()) or time.monotonic() < self._next:
             return
         if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._ask, args=(self._view.wanted(),), daemon=True)
-            self._asking.start()
+            asking = threading.Thread(target=self._ask, args=(wanted,), daemon=True)
+            try:
+                begin(asking)
+                self._asking = asking
+            except StoreUnavailableError:  # no thread is left
+                self._next = time.monotonic() + _NOTHING
 
     def _ask(self, nbytes: int) -> None:
         try:

@@ -204,7 +204,8 @@ class Worker:
                 err = ArenaError("its place in shared memory was overwritten before the store worker came to it")
                 self._end(failed(self._view.damaged.pop(), err))
             self._view.beat()
-            self._relief.look()
+            if self._orphan_since is None:
+                self._relief.look()
             told = self._tell()
             for message in self._channel.receive():
                 self._finish = self._finish or isinstance(message, Finish)

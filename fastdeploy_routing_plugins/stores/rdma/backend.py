@@ -213,6 +213,8 @@ class RdmaBackend(BlockingBackend):
 
     def _clear(self, prefix: str) -> int:
         metadata, producer = self._metadata(), self._own()
+        if metadata.vacant(prefix):
+            return 0
         return metadata.delete_prefix(prefix) if producer is None else producer.deletions.delete_prefix(prefix)
 
     def _release(self, names: Sequence[str]) -> None:

@@ -99,9 +99,9 @@ class Eviction:
         arena = self._shelf.arena(file)
         if arena is None:
             return 0
-        before, freed = self._shelf.lent_bytes(arena), 0
+        before, freed = self._shelf.returned_bytes(arena), 0
         while freed < nbytes and (drop_spares() or (evicts and self.evict(None, arena))):
-            freed = before - self._shelf.lent_bytes(arena)
+            freed = self._shelf.returned_bytes(arena) - before
         return freed
 
     def _remember(self, names: Sequence[str]) -> None:

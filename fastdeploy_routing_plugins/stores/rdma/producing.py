@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fastdeploy_routing_plugins.stores.rdma")
 _TURNS = 64  # puts at the same time at most, of different names
-_PENDING = 0.001  # s between looks whether there is room
+_PENDING = 0.001  # s between looks what has become of what the service is being told
 
 
 class Producer:
@@ -250,7 +250,10 @@ class Producer:
                 return self.shelf.hold(name, header, payload, pending=True)
             except AlreadyExistsError:
                 # Whoever deleted it may not have reached this process yet, or never will.
-                if not self.deletions.let_go(self.shelf.seen([name])):
+                items = self.shelf.seen([name])
+                if items and items[0].told < 0 and time.monotonic() < deadline:
+                    time.sleep(_PENDING)  # a copy that the service is being told of: readers cannot have it yet
+                elif items and not self.deletions.let_go(items):
                     raise
             except ArenaFullError as err:
                 if "most" not in err.facts and self._spares.drop():

@@ -81,6 +81,7 @@ class Shelf:
         self._held: dict[str, Held] = {}
         self._foreign: dict[str, int] = {}
         self._lent_bytes: dict[int, int] = {}
+        self._returned_bytes: dict[int, int] = {}
         self.arenas: list[ArenaInfo] = [exposed(self._arena.file)]
         self._closed = False
 
@@ -258,12 +259,16 @@ class Shelf:
             return sum(held.nbytes for held in self._held.values())
 
     def arena(self, file: ArenaFile) -> int | None:
-        """Returns which of ``arenas`` a file is; None if nothing that is held was lent from it."""
+        """Returns which of ``arenas`` a file is; None if nothing ever was lent from it."""
         return self._foreign.get(file.path)
 
     def lent_bytes(self, arena: int) -> int:
         """Bytes of the blocks of another arena than the shelf that hold what is held."""
         return self._lent_bytes.get(arena, 0)
+
+    def returned_bytes(self, arena: int) -> int:
+        """Bytes of such blocks that were let go of, ever."""
+        return self._returned_bytes.get(arena, 0)
 
     # --- letting go ---------------------------------------------------------------------------------------------
 
@@ -303,7 +308,7 @@ class Shelf:
     def drop_spares(self, names: Iterable[str] | None = None) -> int:
         """Lets go of those objects that have the mark, all of them unless told which; returns how many."""
         with self._lock:
-            some = list(self._held) if names is None else list(names)
+            some = [held.name for held in self._held.values() if held.spare] if names is None else list(names)
         return sum(self._take(name, lambda held: held.spare) for name in some)
 
     def _drop(self, name: str, seen: Seen) -> bool:
@@ -326,8 +331,9 @@ class Shelf:
             if held is None or not is_meant(held):
                 return False
             del self._held[name]
-            if held.place.arena != SHELF:
-                self._lent_bytes[held.place.arena] -= held.block_bytes
+            if (arena := held.place.arena) != SHELF:
+                self._lent_bytes[arena] -= held.block_bytes
+                self._returned_bytes[arena] = self.returned_bytes(arena) + held.block_bytes
             held.gone = True
             free = held.leases == 0
         if free:

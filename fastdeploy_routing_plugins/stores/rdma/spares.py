@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,17 +20,21 @@ from ...errors import (
     AbsentError,
     CorruptDataError,
     DeletedError,
+    EvictedError,
     NotFoundError,
     ProducerLostError,
     RoutingError,
+    StoreUnavailableError,
     SupersededError,
     UnsupportedError,
 )
+from ...threads import begin
 from .metadata.client import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .held import Held
     from .metadata.client import MetadataClient
     from .shelf import Shelf
 
@@ -106,9 +111,14 @@ class Spares:
                 self._copies[name] = self._copies.pop(name)
         kept = [name for name in names if self._is_kept(name)]
         for name in set(names).difference(kept):  # deleted here meanwhile
-            self._forget(name)
+            if not self._is_kept(name):
+                self._forget(name)
         entries = self._client.lookup(kept, fresh=True)
-        self._publish([name for name, entry in zip(kept, entries, strict=True) if self._is_ours_now(name, entry)])
+        found = [(name, entry) for name, entry in zip(kept, entries, strict=True) if self._is_ours_now(name, entry)]
+        # What another one evicted is there as long as any of them has it; what was deleted meanwhile is not.
+        evicted = [name for name, entry in found if isinstance(entry, EvictedError)]
+        self._publish(evicted, again=False)
+        self._publish([name for name, entry in found if not isinstance(entry, EvictedError)], again=True)
         self._compare()
 
     def _is_ours_now(self, name: str, entry: Entry | RoutingError) -> bool:
@@ -120,6 +130,8 @@ class Spares:
             unknown = isinstance(entry, NotFoundError)
             before, copy.unknown = copy.unknown, copy.unknown + 1 if unknown else 0
             if isinstance(entry, Entry):
+                if entry.owner == self._owner:
+                    return True  # the service took it, and its answer did not arrive
                 # Deleted and put again since, perhaps with other content, unless an heir of that producer has it.
                 copy.doubtful = copy.doubtful or (entry.owner, entry.place) != (copy.owner, copy.where)
                 return False
@@ -134,14 +146,14 @@ class Spares:
         self._shelf.drop_spares([name])
         return False
 
-    def _publish(self, names: Sequence[str]) -> None:
+    def _publish(self, names: Sequence[str], *, again: bool) -> None:
         ours = [held for name in names if (held := self._shelf.serve(name)) is not None]
         if not ours:
             return
         left = {held.name: held for held in ours}
         try:
             items = [(held.name, held.raw) for held in ours]
-            outcomes = self._client.publish(self._owner, items, again=True)  # not what was deleted meanwhile
+            outcomes = self._client.publish(self._owner, items, again=again)
             for held, outcome in zip(ours, outcomes, strict=True):
                 if outcome is None:
                     del left[held.name]
@@ -150,6 +162,11 @@ class Spares:
         finally:
             for name, held in left.items():  # somebody else was faster, or the service did not answer
                 self._shelf.spare(name, held)
+                with self._lock:
+                    self._copies.setdefault(name, _Copy(doubtful=True))
+        for held, outcome in zip(ours, outcomes, strict=True):
+            if isinstance(outcome, AbsentError):  # deleted meanwhile
+                self._let_go(held)
 
     # --- comparing ----------------------------------------------------------------------------------------------
 
@@ -160,8 +177,10 @@ class Spares:
         with self._lock:
             names = [name for name, copy in self._copies.items() if copy.doubtful]
         if names:
-            self._comparing = threading.Thread(target=self._compare_each, args=(names,), daemon=True)
-            self._comparing.start()
+            thread = threading.Thread(target=self._compare_each, args=(names,), daemon=True)
+            with suppress(StoreUnavailableError):  # at a later look
+                begin(thread)
+                self._comparing = thread
 
     def _compare_each(self, names: Sequence[str]) -> None:
         failures = 0
@@ -174,14 +193,19 @@ class Spares:
                 if failures == _FAILURES:
                     return
                 continue
-            if held is None or found is None:
+            if held is None or found is None or self._shelf.get(name) is not held:
                 continue
             entry, header = found
             if same_content(held.header, header):
                 self.keep(entry)
             else:
-                self._forget(name)
-                self._shelf.drop_spares([name])
+                self._let_go(held)
+
+    def _let_go(self, held: Held) -> None:
+        """Lets a copy go, unless it was put again since."""
+        if self._shelf.get(held.name) is held:
+            self._forget(held.name)
+            self._shelf.drop_spares([held.name])
 
     def _is_kept(self, name: str) -> bool:
         held = self._shelf.get(name)

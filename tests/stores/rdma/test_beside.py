@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastdeploy_routing_plugins import open_store
-from fastdeploy_routing_plugins.errors import AbsentError, NotFoundError, RoutingError
+from fastdeploy_routing_plugins.errors import AbsentError, NotFoundError, RoutingError, StoreUnavailableError
 from fastdeploy_routing_plugins.stores.rdma.metadata.client import MetadataClient
 from fastdeploy_routing_plugins.stores.rdma.producing import Producer
 
@@ -230,3 +230,79 @@ def test_spilled_parts_wait_for_room_on_the_shelf(place: Place, store: SyncStore
             assert np.array_equal(store.get(f"x:{number}", timeout=PATIENCE).routing, routing(number, 15_000))
             store.delete(f"x:{number}")
         assert writer.flush().failed == 0
+
+
+def test_a_copy_of_what_another_one_evicted_takes_its_place(place: Place, store: SyncStore) -> None:
+    with (
+        open_store(place.config(producer="copies"), schema=SCHEMA) as copies,
+        open_store(place.config(producer="full", when_full="evict"), schema=SCHEMA) as full,
+    ):
+        full.put("x", routing(1))
+        assert copies.put("x", routing(1)).duplicate
+        for number in range(6):
+            full.put(f"y:{number}", routing(number, 80_000))
+        until(lambda: np.array_equal(read(store, "x"), routing(1)))
+        until(lambda: not producer(copies)._spares._copies)
+
+
+def test_a_copy_whose_publishing_was_not_answered_is_no_copy_any_more(
+    place: Place, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, failed = MetadataClient.publish, threading.Event()
+
+    def unanswered(self: MetadataClient, owner: str, items: Any, again: bool = False) -> Any:
+        found = publish(self, owner, items, again)
+        if threading.current_thread().name == "fd-routing-link" and not failed.is_set():
+            failed.set()
+            raise StoreUnavailableError("no answer")
+        return found
+
+    with open_store(place.config(producer="copies"), schema=SCHEMA) as copies:
+        with open_store(place.config(producer="first"), schema=SCHEMA) as first:
+            first.put("x", routing(1))
+            assert copies.put("x", routing(1)).duplicate
+            monkeypatch.setattr(MetadataClient, "publish", unanswered)
+        assert failed.wait(PATIENCE)
+        until(lambda: not producer(copies)._spares._copies)
+        assert not producer(copies)._spares.drop()
+        assert np.array_equal(store.get("x").routing, routing(1))
+
+
+def test_a_put_that_meets_a_copy_being_published_waits_for_it(
+    place: Place, store: SyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, begun = MetadataClient.publish, threading.Event()
+
+    def slow(self: MetadataClient, owner: str, items: Any, again: bool = False) -> Any:
+        if threading.current_thread().name == "fd-routing-link":
+            begun.set()
+            time.sleep(0.5)
+        return publish(self, owner, items, again)
+
+    with open_store(place.config(producer="copies"), schema=SCHEMA) as copies:
+        with open_store(place.config(producer="first"), schema=SCHEMA) as first:
+            first.put("x", routing(1))
+            assert copies.put("x", routing(1)).duplicate
+            monkeypatch.setattr(MetadataClient, "publish", slow)
+        assert begun.wait(PATIENCE)
+        assert copies.put("x", routing(1)).duplicate
+        assert np.array_equal(store.get("x").routing, routing(1))
+
+
+def test_a_producer_without_a_thread_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "fd-routing-link":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with open_store(place.config(), schema=SCHEMA) as lone:
+        before = set(place.folder.iterdir())
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(StoreUnavailableError, match="no further thread"):
+                lone.put("x", routing(1))
+        assert set(place.folder.iterdir()) == before
+        lone.put("x", routing(1))
+        assert np.array_equal(lone.get("x").routing, routing(1))

@@ -79,9 +79,10 @@ class ProducerLink:
         Raises:
             StoreUnavailableError: the service does not answer.
         """
+        thread = threading.Thread(target=self._run, name="fd-routing-link", daemon=True)
+        begin(thread)
+        self._thread = thread
         self._client.mine = (*self._client.mine, self._info.owner)
-        self._thread = threading.Thread(target=self._run, name="fd-routing-link", daemon=True)
-        begin(self._thread)
         with self._said:
             self._said.wait_for(lambda: self._epoch or self._failure, self._client.timeout + _FAREWELL)
         if not self._epoch:

@@ -13,6 +13,7 @@ from fastdeploy_routing_plugins.errors import (
     DeletedError,
     EvictedError,
     NotFoundError,
+    RoutingError,
     StoreUnavailableError,
     SupersededError,
     UnsupportedError,
@@ -116,6 +117,14 @@ def test_who_looks_for_what_is_gone_learns_why(
     producer.put(name(reason))
     assert other.delete([name(reason)], reason) == 1
     assert type(other.lookup([name(reason)])[0]) is error
+
+
+def test_a_producer_evicts_nothing_of_others(producer: Producer, other: MetadataClient) -> None:
+    producer.put(name())
+    other.mine = ("f" * 32,)
+    assert other.delete([name()], "evicted") == 0
+    assert not isinstance(other.lookup([name()], fresh=True)[0], RoutingError)
+    assert other.delete([name()]) == 1
 
 
 def test_an_empty_listing_says_why(producer: Producer, other: MetadataClient) -> None:
