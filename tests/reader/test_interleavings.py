@@ -80,7 +80,7 @@ class Attempt:
             if theirs != content and meet(tokens, other[0]) and meet(layers, other[1]):
                 return "conflict"
         old = self.parts.get((rect, total), (content, weights))
-        if old[0] != content:
+        if old[0] != content or weights not in (None, old[1]):
             return "conflict"
         self.parts[rect, total] = old  # what is there stays, with the weights that were stated first
         self.totals = stated

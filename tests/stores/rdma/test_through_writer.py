@@ -242,8 +242,12 @@ def test_with_evict_an_engine_never_runs_out_of_room(
     sizes = np.random.default_rng(count).integers(least, most + 1, size=count).tolist()
     arrays = [routing(number, size) for number, size in enumerate(sizes)]
     assert count * 3 * 4096 + sum(array.nbytes for array in arrays) > 2 * 8 * MIB
-    config = {"when_full": "evict", "linger": 0, "capacity": capacity}
-    with open_store(place.config(), schema=SCHEMA) as store, place.writer(**config) as writer:
+    config = place.config(producer="engine", when_full="evict", linger=0, capacity=capacity)
+    limits = {**place.limits, "on_full_wait": PATIENCE}
+    with (
+        open_store(place.config(), schema=SCHEMA) as store,
+        open_writer(config, schema=SCHEMA, limits=limits) as writer,
+    ):
         for number, array in enumerate(arrays):
             writer.submit(f"x:{number}", array)
         assert writer.flush().stored == count
