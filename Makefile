@@ -8,7 +8,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 PYTHON :=
 ARGS :=
 # One more than there are cores: many tests wait for processes.
-JOBS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+JOBS := $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 
 # How long the random tests run. LONG is what the project promises; without a setting the tests take their short form.
 LONG := FD_ROUTING_TEST_EXAMPLES=2000 FD_ROUTING_TEST_MUTATIONS=100000 FD_ROUTING_TEST_KILLS=1000 \
@@ -37,7 +37,7 @@ help:
 	@echo "make bench      the benchmarks behind the README's figures"
 	@echo "make docs       write the generated blocks of README.md anew"
 	@echo "make clean      remove everything that was made here"
-	@echo "JOBS=...        processes that run the tests; one more than there are cores if not said"
+	@echo "JOBS=...        processes that run the tests; two more than there are cores if not said"
 	@echo "PYTHON=...      which Python .venv is made with (>= 3.10)"
 
 # An environment whose Python is gone, or that was made for another folder, is made or installed anew.

@@ -232,7 +232,7 @@ def test_with_evict_the_oldest_rollouts_go(place: Place) -> None:
         assert np.array_equal(store.get("x:19").routing, routing(19, tokens=40_000))
 
 
-@pytest.mark.parametrize("capacity", [2 * MIB, 64 * MIB])
+@pytest.mark.parametrize("capacity", [64 * MIB])
 @pytest.mark.parametrize(
     ("count", "least", "most"), [(1500, 1, 50), (24, 40_000, 40_000), (16, 130_000, 130_000), (60, 1, 90_000)]
 )
