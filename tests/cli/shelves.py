@@ -24,7 +24,7 @@ text = ShelfText(1, "a" * 32, producer, namespace, "")
 shelf = Shelf(folder, 2 << 20, text, lambda file: ArenaInfo(file.path, file.nbytes, file.head.key))
 for number in range(objects):
     shelf.hold(f"default/r{number}/0", b"header", Buffer(memoryview(bytes(1000))))
-print(shelf.arenas[0].path, flush=True)
+print(shelf.arenas.infos[0].path, flush=True)
 sys.stdin.read()
 """
 

@@ -82,9 +82,9 @@ class Eviction:
         if held is None or held.place.arena == SHELF:
             return
         arena = held.place.arena
-        nbytes = self._shelf.arenas[arena].nbytes
+        nbytes = self._shelf.arenas.infos[arena].nbytes
         most = nbytes - max(nbytes // 4, 2 * held.block_bytes)
-        while self._shelf.lent_bytes(arena) > most and (drop_spares() or self.evict(name, arena)):
+        while self._shelf.arenas.held_bytes(arena) > most and (drop_spares() or self.evict(name, arena)):
             pass
 
     def make_room(self, file: ArenaFile, nbytes: int, drop_spares: Callable[[], bool], *, evicts: bool) -> int:
@@ -96,12 +96,12 @@ class Eviction:
             drop_spares: See ``relieve``.
             evicts: Whether rollouts may go as well.
         """
-        arena = self._shelf.arena(file)
+        arena = self._shelf.arenas.find(file)
         if arena is None:
             return 0
-        before, freed = self._shelf.returned_bytes(arena), 0
+        before, freed = self._shelf.arenas.returned_bytes(arena), 0
         while freed < nbytes and (drop_spares() or (evicts and self.evict(None, arena))):
-            freed = self._shelf.returned_bytes(arena) - before
+            freed = self._shelf.arenas.returned_bytes(arena) - before
         return freed
 
     def _remember(self, names: Sequence[str]) -> None:

@@ -159,7 +159,7 @@ class Producer:
             node=os.uname().nodename,
             pid=os.getpid(),
             producer=self._text.producer,
-            arenas=tuple(self.shelf.arenas),
+            arenas=tuple(self.shelf.arenas.infos),
             tcp=server.address if server is not None else "",
             rdma="" if self._endpoint is None else self._endpoint.segment,
             revision=self._revision,
@@ -184,10 +184,10 @@ class Producer:
             return self._put(name, header, payload)
 
     def _put(self, name: str, header: bytes, payload: Buffer) -> Entry | None:
-        arenas = len(self.shelf.arenas)
+        arenas = len(self.shelf.arenas.infos)
         held = self._hold(name, header, payload)
         try:
-            if len(self.shelf.arenas) != arenas:
+            if len(self.shelf.arenas.infos) != arenas:
                 self._update()
             answer = self._publish(held, payload.block is not None and payload.block.again)
         except BaseException:

@@ -16,10 +16,11 @@ from ...arena.file import SHELF as SHELF_KIND
 from ...arena.layout import PAGE, block_size
 from ...arena.room import MIN_ARENA, modest_size
 from ...errors import AlreadyExistsError, ArenaFullError, ArenaRoomError, NotFoundError, StoreClosedError
+from .arenas import Arenas
 from .card import encode_card
 from .held import Held, Lease, Seen
 from .metadata.naming import rollout_of
-from .place import SHELF, ArenaInfo, Place
+from .place import SHELF, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ...arena.arena import Block
     from ...arena.file import ArenaFile
     from ...backend import Buffer
+    from .place import ArenaInfo
 
 MAX_AUTO = 256 << 20  # bytes of a shelf without a capacity at most; they are taken at once
 
@@ -61,7 +63,10 @@ class Shelf:
         folder: A tmpfs.
         nbytes: The shelf's size; 0: a quarter of the free room, at most 256 MiB.
         text: What the file says about itself.
-        exposed: Called when payloads of another arena are held for the first time; returns how it is described.
+        exposed: See ``Arenas``.
+
+    Attributes:
+        arenas: What it serves from.
 
     Raises:
         ArenaRoomError: there is not enough room.
@@ -76,13 +81,9 @@ class Shelf:
             hint = "option capacity says how large a producer's shelf is, arena_dir where; a container gets 64 MiB of"
             hint += " /dev/shm unless told otherwise (docker run --shm-size=8g); `fd-routing clean` makes room"
             raise ArenaRoomError(err.message, hint=hint) from err
-        self._exposed = exposed
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
-        self._foreign: dict[str, int] = {}
-        self._lent_bytes: dict[int, int] = {}
-        self._returned_bytes: dict[int, int] = {}
-        self.arenas: list[ArenaInfo] = [exposed(self._arena.file)]
+        self.arenas = Arenas(self._arena.file, exposed)
         self._closed = False
 
     # --- holding ------------------------------------------------------------------------------------------------
@@ -109,8 +110,7 @@ class Shelf:
             if other is None and not self._closed:
                 self._held[name] = held
                 held.pending = pending
-                if held.place.arena != SHELF:
-                    self._lent_bytes[held.place.arena] = self.lent_bytes(held.place.arena) + held.block_bytes
+                self.arenas.took(held)
                 if payload.lent:
                     held.buffer = payload.retain()
                 return held
@@ -144,7 +144,8 @@ class Shelf:
     def _lent(self, name: str, header: bytes, payload: Buffer) -> Held:
         lent = payload.block
         assert lent is not None
-        arena = self._index(lent.arena)
+        with self._lock:
+            arena = self.arenas.add(lent.arena)
         where = arena, lent.page, lent.generation, lent.payload_at
         block = self._card(encode_card(name, header, *where, payload.nbytes), 0)
         self._publish(block)
@@ -171,14 +172,6 @@ class Shelf:
     def _publish(self, block: Block) -> None:
         self._arena.publish(block)
         self._arena.restart_ring()  # nobody reads the ring of a shelf
-
-    def _index(self, file: ArenaFile) -> int:
-        with self._lock:
-            index = self._foreign.get(file.path)
-            if index is None:
-                index = self._foreign[file.path] = len(self.arenas)
-                self.arenas.append(self._exposed(file))
-            return index
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -258,18 +251,6 @@ class Shelf:
         with self._lock:
             return sum(held.nbytes for held in self._held.values())
 
-    def arena(self, file: ArenaFile) -> int | None:
-        """Returns which of ``arenas`` a file is; None if nothing ever was lent from it."""
-        return self._foreign.get(file.path)
-
-    def lent_bytes(self, arena: int) -> int:
-        """Bytes of the blocks of another arena than the shelf that hold what is held."""
-        return self._lent_bytes.get(arena, 0)
-
-    def returned_bytes(self, arena: int) -> int:
-        """Bytes of such blocks that were let go of, ever."""
-        return self._returned_bytes.get(arena, 0)
-
     # --- letting go ---------------------------------------------------------------------------------------------
 
     def drop(self, names: Sequence[str]) -> int:
@@ -331,9 +312,7 @@ class Shelf:
             if held is None or not is_meant(held):
                 return False
             del self._held[name]
-            if (arena := held.place.arena) != SHELF:
-                self._lent_bytes[arena] -= held.block_bytes
-                self._returned_bytes[arena] = self.returned_bytes(arena) + held.block_bytes
+            self.arenas.gave_back(held)
             held.gone = True
             free = held.leases == 0
         if free:

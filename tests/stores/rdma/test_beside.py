@@ -39,6 +39,15 @@ def producer(store: SyncStore) -> Producer:
     return found
 
 
+@contextlib.contextmanager
+def copied(place: Place, copies: SyncStore) -> Iterator[None]:
+    """Within this context another producer serves what ``copies`` has as well; at its end it closes."""
+    with open_store(place.config(producer="first"), schema=SCHEMA) as first:
+        first.put("x", routing(1))
+        assert copies.put("x", routing(1)).duplicate
+        yield
+
+
 def at_once(seconds: float, *jobs: Callable[[int], object]) -> None:
     """Does jobs, in a thread each, again and again; typed errors are no matter."""
     end = time.monotonic() + seconds
@@ -258,9 +267,7 @@ def test_a_copy_whose_publishing_was_not_answered_is_no_copy_any_more(
         return found
 
     with open_store(place.config(producer="copies"), schema=SCHEMA) as copies:
-        with open_store(place.config(producer="first"), schema=SCHEMA) as first:
-            first.put("x", routing(1))
-            assert copies.put("x", routing(1)).duplicate
+        with copied(place, copies):
             monkeypatch.setattr(MetadataClient, "publish", unanswered)
         assert failed.wait(PATIENCE)
         until(lambda: not producer(copies)._spares._copies)
@@ -280,9 +287,7 @@ def test_a_put_that_meets_a_copy_being_published_waits_for_it(
         return publish(self, owner, items, again)
 
     with open_store(place.config(producer="copies"), schema=SCHEMA) as copies:
-        with open_store(place.config(producer="first"), schema=SCHEMA) as first:
-            first.put("x", routing(1))
-            assert copies.put("x", routing(1)).duplicate
+        with copied(place, copies):
             monkeypatch.setattr(MetadataClient, "publish", slow)
         assert begun.wait(PATIENCE)
         assert copies.put("x", routing(1)).duplicate

@@ -87,7 +87,7 @@ class Agent:
     def info(self) -> OwnerInfo:
         """Returns what this producer says about itself."""
         assert self._shelf is not None
-        arenas, segment = tuple(self._shelf.arenas), self.endpoint.segment
+        arenas, segment = tuple(self._shelf.arenas.infos), self.endpoint.segment
         return OwnerInfo(self._owner, "host", "node", os.getpid(), "test", arenas, "", segment, len(arenas))
 
     def put(self, name: str, seed: int, nbytes: int, lent: bool = False) -> Place:
